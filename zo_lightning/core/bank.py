@@ -1,0 +1,197 @@
+"""The factor bank: everything a run has learned, and the only mutable thing in it.
+
+Shape suffixes: O rows and I columns stacked over all matrices, C all rank columns, R one slot's.
+
+A slot holds one stage's pair (left, right): the change of matrix ``W`` is ``left_OC @ right_IC.T``
+on its rows. Right factors are rebuilt from keys; left factors and the update's state are what a
+checkpoint keeps. Source: LoZO (Chen et al. 2024), factor form ``P -= lr * c * U``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from zo_lightning.core.roles import Direction, Update
+from zo_lightning.core.types import BankSpec, DirectionKey, Layout, Point, StepRecord, Term
+from zo_lightning.errors import ConfigError, StaleVersionError
+
+Fold = Callable[[torch.Tensor, torch.Tensor], None]
+Stage = tuple[int, int]  # (seed, stage): what a right factor is made from
+
+
+def spans(counts: Iterable[int]) -> list[slice]:
+    """Consecutive slices of the given lengths.
+
+    >>> spans([2, 3])
+    [slice(0, 2, None), slice(2, 5, None)]
+    """
+    ends = list(accumulate(counts))
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+class LowRankBank:
+    """Left and right factors of all stages on one device, float32.
+
+    Args:
+        spec: rank of a slot, capacity in columns and the policy when it is full.
+        layout: the matrices, stacked in this order.
+        direction: makes the factors of a key.
+        update: changes a left factor.
+        fold: writes ``left_OC @ right_IC.T`` into the base weights; only the ``merge`` policy calls it.
+        device: where the factors live.
+    """
+
+    def __init__(
+        self,
+        spec: BankSpec,
+        layout: Layout,
+        direction: Direction,
+        update: Update,
+        *,
+        fold: Fold | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.spec, self.layout = spec, layout
+        self.device = torch.device(device)
+        self.row_spans = spans(matrix.rows for matrix in layout.matrices)
+        self.col_spans = spans(matrix.cols for matrix in layout.matrices)
+        self.version = 0
+        self.generation = 0  # changes whenever columns other than the running slot's may have changed
+        self.num_merged = 0
+        self._direction, self._update, self._fold = direction, update, fold
+        self._left_OC = torch.zeros(layout.num_rows, spec.capacity, device=self.device)
+        self._right_IC = torch.zeros(layout.num_cols, spec.capacity, device=self.device)
+        self._slots: list[Stage] = []
+        self._state: list[dict[str, torch.Tensor]] = []
+        self._drawn: tuple[DirectionKey, torch.Tensor] | None = None
+
+    @property
+    def num_columns(self) -> int:
+        """Columns in use."""
+        return len(self._slots) * self.spec.rank
+
+    @property
+    def left_OC(self) -> torch.Tensor:
+        """Left factors in use."""
+        return self._left_OC[:, : self.num_columns]
+
+    @property
+    def right_IC(self) -> torch.Tensor:
+        """Right factors in use."""
+        return self._right_IC[:, : self.num_columns]
+
+    def columns(self, slot: int) -> slice:
+        """Columns of a slot."""
+        return slice(slot * self.spec.rank, (slot + 1) * self.spec.rank)
+
+    def check_version(self, version: int) -> None:
+        """Raise ``StaleVersionError`` unless ``version`` is the bank's."""
+        if version != self.version:
+            raise StaleVersionError(f"version {version} was asked for, but the backend holds version {self.version}")
+
+    def probes(self, point: Point) -> dict[int, torch.Tensor]:
+        """What a point adds to the left factors: ``{slot: sum(coefficient * U_OR)}``; empty at the centre."""
+        self.check_version(point.version)
+        added: dict[int, torch.Tensor] = {}
+        for key, coefficient in point.terms:
+            slot = self._slot(key)
+            probe_OR = self._left(key) * coefficient
+            added[slot] = added[slot] + probe_OR if slot in added else probe_OR
+        return added
+
+    def point_left(self, point: Point) -> torch.Tensor:
+        """Left factors in use at a point, a new tensor [O, num_columns]."""
+        probes = self.probes(point)
+        left_OC = self.left_OC.clone()
+        for slot, probe_OR in probes.items():
+            left_OC[:, self.columns(slot)] += probe_OR
+        return left_OC
+
+    def commit(self, record: StepRecord) -> None:
+        """Apply a record to the left factors. Unfused multiply, then add: the same bits everywhere."""
+        self.check_version(record.version)
+        for slot, terms in self._by_slot(record.terms).items():
+            columns = self.columns(slot)
+            left_OR, self._state[slot] = self._update.apply(
+                self._left_OC[:, columns], terms, record.lr, self._state[slot]
+            )
+            self._left_OC[:, columns] = left_OR
+        self.version += 1
+
+    def snapshot(self) -> dict[str, Any]:
+        """Plain containers and tensors only, so that ``torch.load(weights_only=True)`` reads them."""
+        return {
+            "version": self.version,
+            "rank": self.spec.rank,
+            "capacity": self.spec.capacity,
+            "policy": self.spec.policy,
+            "matrices": [[m.name, m.rows, m.cols] for m in self.layout.matrices],
+            "num_merged": self.num_merged,
+            "slots": [list(stage) for stage in self._slots],
+            "left": self.left_OC.cpu().clone(),
+            "state": [{name: value.cpu().clone() for name, value in state.items()} for state in self._state],
+        }
+
+    def load(self, snapshot: dict[str, Any]) -> None:
+        """Restore a snapshot; right factors are made anew from their stages.
+
+        Raises:
+            ConfigError: if the snapshot is of another layout, rank, capacity or policy.
+        """
+        expected = self.snapshot()
+        for field in ("rank", "capacity", "policy", "matrices"):
+            if snapshot[field] != expected[field]:
+                where = "model" if field == "matrices" else {"rank": "direction.rank"}.get(field, f"bank.{field}")
+                shown = "other matrices" if field == "matrices" else f"{field} {snapshot[field]}"
+                raise ConfigError(f"the checkpoint has {shown}; this run does not. Set `{where}` as it was trained")
+        self.version, self.num_merged = snapshot["version"], snapshot["num_merged"]
+        self._slots, self._state, self._drawn = [], [], None
+        self._left_OC.zero_()
+        for stage in snapshot["slots"]:
+            self._take_slot((stage[0], stage[1]))
+        self.left_OC.copy_(snapshot["left"])
+        self._state = [{name: value.to(self.device) for name, value in state.items()} for state in snapshot["state"]]
+
+    def _by_slot(self, terms: Sequence[Term]) -> dict[int, list[tuple[float, torch.Tensor]]]:
+        grouped: dict[int, list[tuple[float, torch.Tensor]]] = defaultdict(list)
+        for key, coefficient in terms:
+            grouped[self._slot(key)].append((coefficient, self._left(key)))
+        return grouped
+
+    def _left(self, key: DirectionKey) -> torch.Tensor:
+        # The probes of a step and its commit use the same U: draw it once.
+        if self._drawn is None or self._drawn[0] != key:
+            self._drawn = (key, self._direction.left(key, self.layout, self.device))
+        return self._drawn[1]
+
+    def _slot(self, key: DirectionKey) -> int:
+        stage = (key.seed, key.stage)
+        if stage not in self._slots:
+            if len(self._slots) == self.spec.num_slots:
+                self._make_room()
+            self._take_slot(stage)
+        return self._slots.index(stage)
+
+    def _take_slot(self, stage: Stage) -> None:
+        columns = self.columns(len(self._slots))
+        seed, number = stage
+        key = DirectionKey(seed=seed, step=0, stage=number)
+        self._right_IC[:, columns] = self._direction.right(key, self.layout, self.device)
+        self._left_OC[:, columns] = 0.0
+        self._state.append(self._update.init(self._left_OC[:, columns]))
+        self._slots.append(stage)
+        self.generation += 1
+
+    def _make_room(self) -> None:
+        if self.spec.policy != "merge" or self._fold is None:
+            raise ConfigError(
+                f"the bank's {self.spec.num_slots} slots are full: raise `bank.capacity` or set `bank.policy=cyclic`"
+            )
+        self._fold(self.left_OC, self.right_IC)
+        self._slots, self._state = [], []
+        self.num_merged += 1

@@ -1,0 +1,5 @@
+"""Search directions."""
+
+from zo_lightning.directions.low_rank import LowRank
+
+__all__ = ["LowRank"]

@@ -1,0 +1,25 @@
+"""Errors that a user can act on. The command line prints their text alone, without a traceback."""
+
+
+class ZOError(Exception):
+    """Base of every error whose message tells the user what to change."""
+
+
+class ConfigError(ZOError):
+    """A configuration that cannot run; the message names the config key and the way out."""
+
+
+class DataError(ZOError):
+    """Data or a model that is missing or malformed; the message names the file, row or field."""
+
+
+class StaleVersionError(ZOError):
+    """A request names a parameter version that the backend no longer holds."""
+
+
+class EngineError(ZOError):
+    """The inference engine died or behaves unlike a supported version."""
+
+
+class DivergedError(ZOError):
+    """Too many steps in a row had a loss that is not finite."""
