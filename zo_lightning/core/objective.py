@@ -48,7 +48,9 @@ def observe(
         for example, totals in zip(examples, logprobs, strict=True)
     )
     if objective.loss == "candidates":
-        losses = tuple(cross_entropy(s, e.label) if _finite(s) else math.nan for s, e in zip(scores, examples, strict=True))
+        losses = tuple(
+            cross_entropy(s, e.label) if _finite(s) else math.nan for s, e in zip(scores, examples, strict=True)
+        )
         weights = (1.0,) * len(examples)
     else:
         losses = tuple(-s[e.label] for s, e in zip(scores, examples, strict=True))

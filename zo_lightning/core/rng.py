@@ -115,9 +115,7 @@ def normals(
     """
     device = torch.device(device)
     block, matrix, kept = _blocks(counts, device)
-    words = philox(
-        (block, matrix, torch.full_like(block, index), torch.full_like(block, step)), (seed & _MASK, role)
-    )
+    words = philox((block, matrix, torch.full_like(block, index), torch.full_like(block, step)), (seed & _MASK, role))
     halves = torch.stack((words & 0xFFFF, words >> 16), dim=-1).flatten()
     drawn = normal_table(device)[halves]
     return drawn if kept is None else drawn[kept]

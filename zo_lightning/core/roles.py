@@ -62,9 +62,7 @@ class Query(Protocol):
         """The requests of a step that depend on no answer."""
         ...
 
-    def follow(
-        self, requests: Sequence[EvalRequest], observations: Sequence[Observation]
-    ) -> tuple[EvalRequest, ...]:
+    def follow(self, requests: Sequence[EvalRequest], observations: Sequence[Observation]) -> tuple[EvalRequest, ...]:
         """Further requests, given the answers so far; empty when the step is complete."""
         ...
 

@@ -40,8 +40,6 @@ class Antithetic:
             for sign in (1.0, -1.0)
         )
 
-    def follow(
-        self, requests: Sequence[EvalRequest], observations: Sequence[Observation]
-    ) -> tuple[EvalRequest, ...]:
+    def follow(self, requests: Sequence[EvalRequest], observations: Sequence[Observation]) -> tuple[EvalRequest, ...]:
         """Nothing: both sides are asked at once."""
         return ()
