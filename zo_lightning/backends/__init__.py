@@ -1,0 +1,1 @@
+"""Backends answer evaluation requests and hold the bank where the weights are."""

@@ -112,16 +112,22 @@ class LowRankBank:
             left_OC[:, self.columns(slot)] += probe_OR
         return left_OC
 
-    def commit(self, record: StepRecord) -> None:
-        """Apply a record to the left factors. Unfused multiply, then add: the same bits everywhere."""
+    def commit(self, record: StepRecord) -> set[int]:
+        """Apply a record to the left factors. Unfused multiply, then add: the same bits everywhere.
+
+        Returns:
+            The slots that changed.
+        """
         self.check_version(record.version)
-        for slot, terms in self._by_slot(record.terms).items():
+        by_slot = self._by_slot(record.terms)
+        for slot, terms in by_slot.items():
             columns = self.columns(slot)
             left_OR, self._state[slot] = self._update.apply(
                 self._left_OC[:, columns], terms, record.lr, self._state[slot]
             )
             self._left_OC[:, columns] = left_OR
         self.version += 1
+        return set(by_slot)
 
     def snapshot(self) -> dict[str, Any]:
         """Plain containers and tensors only, so that ``torch.load(weights_only=True)`` reads them."""

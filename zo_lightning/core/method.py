@@ -82,7 +82,7 @@ class Method:
         if bank.capacity + probes > capabilities.max_rank:
             raise ConfigError(
                 f"bank ({bank.capacity} columns) plus probes ({probes}) exceed the engine's {capabilities.max_rank} "
-                "rank columns: lower `bank.capacity` (cyclic reuse goes on with fewer) or raise `backend.max_rank`"
+                "rank columns: lower `bank.capacity`; with `bank.policy=cyclic` the run reuses them"
             )
         stages = -(-max_steps // self.direction.refresh_every)
         if bank.policy == "refuse" and bank.num_slots < stages:

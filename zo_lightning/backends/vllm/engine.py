@@ -1,0 +1,289 @@
+"""The trainer's side of vLLM: turns evaluation requests into inference requests and back."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from zo_lightning.backends.vllm.scoring import Node, option_logprobs, trie_nodes
+from zo_lightning.backends.vllm.wire import pack, unpack, write_layout, write_point, write_record
+from zo_lightning.core.method import to_recipe
+from zo_lightning.core.objective import observe
+from zo_lightning.core.roles import Direction, Update
+from zo_lightning.core.types import (
+    BankSpec,
+    BaseDigest,
+    Capabilities,
+    EvalRequest,
+    Example,
+    Layout,
+    Observation,
+    Point,
+    Score,
+    StepRecord,
+)
+from zo_lightning.errors import ConfigError, EngineError, StaleVersionError
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+_WORKER = "zo_lightning.backends.vllm.worker.ZOWorker"
+
+
+class VllmBackend:
+    """Parameter points are adapters of one vLLM engine; the base is loaded once and stays frozen.
+
+    Args:
+        dtype: of the base: ``auto`` is float32 on CPU and bfloat16 on GPU.
+        process: ``inline`` runs the engine in this process, ``child`` in its own (isolates its death).
+        max_points: adapters registered, the parameter points of one batch.
+        block_size: tokens of a key-value block; short blocks let options share a prompt's prefix.
+        max_length: context in tokens (None: the model's own).
+        max_num_batched_tokens: tokens of one engine iteration; a whole step should fit.
+        kv_cache_gib: key-value cache on CPU, GiB.
+        engine: further arguments for ``vllm.LLM``, for example ``gpu_memory_utilization``.
+    """
+
+    def __init__(
+        self,
+        *,
+        dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+        process: Literal["inline", "child"] = "inline",
+        max_points: int = 2,
+        block_size: int = 32,
+        max_length: int | None = None,
+        max_num_batched_tokens: int = 8192,
+        kv_cache_gib: int = 1,
+        engine: dict[str, Any] | None = None,
+    ) -> None:
+        if process not in ("inline", "child"):
+            raise ConfigError(f"`backend.process` must be inline or child, not {process}")
+        on_gpu = torch.cuda.is_available()
+        self.dtype = ("bfloat16" if on_gpu else "float32") if dtype == "auto" else dtype
+        self.process, self.max_points = process, max_points
+        self._block_size, self._max_length = block_size, max_length
+        self._max_num_batched_tokens, self._kv_cache_gib = max_num_batched_tokens, kv_cache_gib
+        self._engine_args = dict(engine or {})
+        self._llm: LLM | None = None
+        self._layout: Layout | None = None
+        self._version = 0
+        self._salts = itertools.count()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Known without an engine."""
+        return Capabilities(
+            max_points=self.max_points,
+            max_rank=512,
+            provides=frozenset({"low_rank", "merge", "score"}),
+            probe_columns=self.dtype != "float32",
+        )
+
+    @property
+    def version(self) -> int:
+        """The parameter version that requests must name."""
+        return self._version
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an engine is running."""
+        return self._llm is not None
+
+    def open(self, layout: Layout, direction: Direction, update: Update, bank: BankSpec) -> None:
+        """Start the engine and build the bank in its worker.
+
+        Raises:
+            EngineError: if vLLM is missing, is another version or does not hold the model as expected.
+        """
+        _set_environment(self.process, self._kv_cache_gib)
+        try:
+            from vllm import LLM
+
+            from zo_lightning.backends.vllm import internals
+        except ImportError as error:
+            raise EngineError(
+                f"`backend=vllm` needs vLLM ({error}): run `make install` (a CPU build serves machines without an "
+                "NVIDIA GPU) or choose `backend=dense`"
+            ) from error
+        columns = bank.capacity + (bank.rank if self.capabilities.probe_columns else 0)
+        settings = {
+            "model": layout.model,
+            "dtype": self.dtype,
+            "max_model_len": self._max_length,
+            "max_num_batched_tokens": self._max_num_batched_tokens,
+            "block_size": self._block_size,
+            "max_num_seqs": 256,
+            "max_logprobs": 256,
+            "enable_lora": True,
+            "max_loras": self.max_points,
+            "max_lora_rank": min(rank for rank in internals.ADAPTER_RANKS if rank >= columns),
+            "lora_target_modules": list(internals.fused_targets(layout)),
+            "enable_prefix_caching": True,
+            "worker_extension_cls": _WORKER,
+            "enforce_eager": not torch.cuda.is_available(),
+            "skip_tokenizer_init": True,  # requests are token ids
+            "seed": 0,
+        }
+        self._llm = LLM(**(settings | self._engine_args))
+        try:
+            self._rpc("zo_open", write_layout(layout), to_recipe(direction), to_recipe(update), to_recipe(bank), self.max_points)
+        except BaseException:
+            self.close()
+            raise
+        self._layout, self._version = layout, 0
+
+    def evaluate(self, requests: Sequence[EvalRequest]) -> tuple[Observation, ...]:
+        """Answers in order; all requests of up to ``max_points`` points enter the engine together."""
+        for request in requests:
+            if request.point.version != self._version:
+                raise StaleVersionError(
+                    f"version {request.point.version} was asked for, but the backend holds version {self._version}"
+                )
+            if not isinstance(request.objective, Score):
+                raise ConfigError("`backend=vllm` scores options only: choose an objective that scores")
+        answers: dict[int, Observation] = {}
+        points = list(dict.fromkeys(request.point for request in requests))
+        for start in range(0, len(points), self.max_points):
+            wave = points[start : start + self.max_points]
+            asked = [i for point in wave for i, request in enumerate(requests) if request.point == point]
+            self._rpc("zo_program", tuple(write_point(point) for point in wave))
+            observations = self._score([requests[i] for i in asked], wave)
+            answers.update(zip(asked, observations, strict=True))
+        return tuple(answers[i] for i in range(len(requests)))
+
+    def commit(self, record: StepRecord) -> None:
+        """Apply one record in every worker."""
+        if record.version != self._version:
+            raise StaleVersionError(f"the record is for version {record.version}, the backend holds {self._version}")
+        self._rpc("zo_commit", write_record(record))
+        self._version += 1
+
+    def snapshot(self) -> dict[str, Any]:
+        """The bank as plain containers and tensors."""
+        return unpack(self._rpc("zo_snapshot"))
+
+    def load(self, snapshot: dict[str, Any]) -> None:
+        """Restore a snapshot bit by bit."""
+        self._rpc("zo_load", pack(snapshot))
+        self._version = snapshot["version"]
+
+    def digest(self) -> BaseDigest:
+        """Digest of all base weights.
+
+        Raises:
+            EngineError: if it did not cover every parameter of the model.
+        """
+        digest, covered = self._rpc("zo_digest")
+        assert self._layout is not None
+        if covered != self._layout.num_parameters:
+            raise EngineError(f"the engine shows {covered} parameters, the model has {self._layout.num_parameters}")
+        return BaseDigest(hex=digest, num_parameters=covered)
+
+    def close(self) -> None:
+        """Shut the engine down; a later ``open`` starts a fresh one."""
+        if self._llm is not None:
+            self._llm.llm_engine.engine_core.shutdown()
+            self._llm = None
+
+    def infer(self, examples: Sequence[Example], adapter: int | None = None) -> list[dict[tuple[int, ...], Any]]:
+        """Next-token log-probabilities of every node of the examples' options.
+
+        Args:
+            examples: what to ask.
+            adapter: which programmed adapter the requests carry; None for the base alone.
+        """
+        return self._generate([(example, adapter) for example in examples])[0]
+
+    def _score(self, requests: Sequence[EvalRequest], wave: Sequence[Point]) -> list[Observation]:
+        start = time.perf_counter()
+        asked = [(example, wave.index(request.point) + 1) for request in requests for example in request.examples]
+        answers, tokens = self._generate(asked)
+        seconds = (time.perf_counter() - start) / len(requests)
+        remaining, counts = iter(answers), iter(tokens)
+        observations = []
+        for request in requests:
+            logprobs = [option_logprobs(example, next(remaining)) for example in request.examples]
+            count = sum(itertools.islice(counts, len(request.examples)))
+            assert isinstance(request.objective, Score)
+            observations.append(observe(request.objective, request.examples, logprobs, tokens=count, seconds=seconds))
+        return observations
+
+    def _generate(
+        self, asked: Sequence[tuple[Example, int | None]]
+    ) -> tuple[list[dict[tuple[int, ...], Any]], list[int]]:
+        """For each example: answers by node prompt, and the tokens that were computed for it."""
+        from vllm.lora.request import LoRARequest
+
+        adapters = {
+            adapter: None if adapter is None else LoRARequest(f"point{adapter}", adapter, "programmed in place")
+            for adapter in {adapter for _, adapter in asked}
+        }
+        # Factors change in place: a prefix cached under an old salt would be stale.
+        salt = next(self._salts)
+        nodes = [(node, adapter) for example, adapter in asked for node in trie_nodes(example)]
+        outputs = self._call(
+            lambda llm: llm.generate(
+                [{"prompt_token_ids": list(node.prompt), "cache_salt": f"{salt}-{adapter}"} for node, adapter in nodes],
+                [_sampling(node) for node, _ in nodes],
+                lora_request=[adapters[adapter] for _, adapter in nodes],
+                use_tqdm=False,
+            )
+        )
+        return _collect(asked, iter(outputs))
+
+    def _rpc(self, method: str, *args: Any) -> Any:
+        return self._call(lambda llm: llm.collective_rpc(method, args=args))[0]
+
+    def _call(self, use: Any) -> Any:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self._llm is None:
+            raise EngineError("the vLLM engine is not open")
+        try:
+            return use(self._llm)
+        except EngineDeadError as error:
+            raise EngineError(f"the vLLM engine died ({error}); its own log is above. The last checkpoint is intact") from error
+
+
+def _collect(
+    asked: Sequence[tuple[Example, int | None]], outputs: Iterator[Any]
+) -> tuple[list[dict[tuple[int, ...], Any]], list[int]]:
+    answers, tokens = [], []
+    for example, _ in asked:
+        found, computed = {}, 0
+        for node in trie_nodes(example):
+            output = next(outputs)
+            logprobs = output.outputs[0].logprobs[0]
+            found[node.prompt] = {token: logprobs[token].logprob for token in node.children}
+            computed += len(node.prompt) - (output.num_cached_tokens or 0)
+        answers.append(found)
+        tokens.append(computed)
+    return answers, tokens
+
+
+def _sampling(node: Node) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(max_tokens=1, temperature=0.0, logprob_token_ids=list(node.children), detokenize=False)
+
+
+def _set_environment(process: str, kv_cache_gib: int) -> None:
+    """vLLM reads these when an engine starts; the user's own values win, but for the process."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if process == "child" else "0"
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    defaults = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib),
+        # The automatic binding keeps one core for itself, which doubles a step on two cores.
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)

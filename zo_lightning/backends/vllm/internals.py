@@ -1,0 +1,149 @@
+"""Every private name of vLLM that the worker uses, and nothing else.
+
+Three things of the CPU engine are undone here: linear weights that vanish into a packed copy, a
+sampler function that needs a compiler at the first batch, and an adapter path that copies factors
+for every token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from zo_lightning.backends.vllm import cpu_lora
+from zo_lightning.core.types import Layout
+from zo_lightning.errors import EngineError
+
+SUPPORTED_VERSIONS = "0.32"
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what max_lora_rank accepts
+
+
+def version_error(what: str) -> EngineError:
+    """The error for a vLLM that lacks something this module relies on."""
+    import vllm
+
+    return EngineError(
+        f"vLLM {vllm.__version__} has no {what}; zo-lightning supports vLLM {SUPPORTED_VERSIONS}.*: install that "
+        "version or choose `backend=dense`"
+    )
+
+
+def _require(owner: Any, name: str) -> Any:
+    if not hasattr(owner, name):
+        raise version_error(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
+    return getattr(owner, name)
+
+
+def install_cpu_replacements() -> None:
+    """Replace the three CPU parts in this process; does nothing on other platforms. Idempotent.
+
+    Raises:
+        EngineError: if vLLM lacks one of them.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    import vllm.model_executor.layers.utils as linear_utils
+    import vllm.v1.sample.sampler as sampler
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    _require(linear_utils, "dispatch_cpu_unquantized_gemm")
+    linear_utils.dispatch_cpu_unquantized_gemm = _keep_weight
+    _require(sampler, "batched_count_greater_than")
+    sampler.batched_count_greater_than = _count_not_less
+    for name in ("update_metadata", "add_lora_linear", "prefill_metadata"):
+        _require(PunicaWrapperCPU, name)
+    if PunicaWrapperCPU.update_metadata is not _update_metadata:
+        PunicaWrapperCPU.zo_update_metadata = PunicaWrapperCPU.update_metadata
+        PunicaWrapperCPU.update_metadata = _update_metadata
+        PunicaWrapperCPU.add_lora_linear = cpu_lora.add_lora_linear
+
+
+def _keep_weight(layer: torch.nn.Module, remove_weight: bool) -> None:
+    layer.cpu_linear = F.linear
+
+
+def _count_not_less(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return (x >= values).sum(-1)
+
+
+def _update_metadata(self: Any, *args: Any, **kwargs: Any) -> None:
+    self.zo_update_metadata(*args, **kwargs)
+    self.zo_runs = cpu_lora.token_runs(self)
+
+
+def register_adapters(worker: Any, count: int) -> list[int]:
+    """Register and pin one zero adapter for each parameter point.
+
+    An adapter that is not pinned could be evicted and come back with its factors silently zero.
+
+    Returns:
+        The stacked-tensor slot of adapters 1..count.
+    """
+    manager = _adapter_manager(worker)
+    for name in ("create_dummy_lora", "add_adapter", "pin_adapter", "lora_index_to_id"):
+        _require(manager, name)
+    for adapter in range(1, count + 1):
+        manager.add_adapter(manager.create_dummy_lora(adapter, 1, {}))
+        manager.pin_adapter(adapter)
+    return [manager.lora_index_to_id.index(adapter) for adapter in range(1, count + 1)]
+
+
+def _adapter_manager(worker: Any) -> Any:
+    return _require(_require(_require(worker, "model_runner"), "lora_manager"), "_adapter_manager")
+
+
+def adapter_slices(worker: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Where each matrix lives in the engine, by Hugging Face module name.
+
+    Returns:
+        ``name -> (right [slots, 1, max rank, cols], left [slots, 1, rows, max rank], weight [rows, cols])``;
+        the weight is a view of the base layer's rows.
+    """
+    manager = _adapter_manager(worker)
+    packed = _require(manager, "packed_modules_mapping")
+    found = {}
+    for name, layer in _require(manager, "modules").items():
+        parent, _, leaf = name.rpartition(".")
+        rows = 0
+        for part, right, left in zip(
+            packed.get(leaf, [leaf]), _require(layer, "lora_a_stacked"), _require(layer, "lora_b_stacked"), strict=True
+        ):
+            height = left.shape[2]
+            found[f"{parent}.{part}"] = (right, left, _require(layer, "base_layer").weight[rows : rows + height])
+            rows += height
+    return found
+
+
+def base_parameters(worker: Any) -> Iterator[tuple[str, torch.Tensor, int]]:
+    """Every base parameter once: name, tensor and how many of its elements are the model's own.
+
+    An embedding is padded to a multiple of 64 rows; the padding is digested but not counted.
+    """
+    model = worker.model_runner.get_model()
+    modules = dict(model.named_modules())
+    for name, parameter in model.named_parameters():
+        owner = modules[name.rpartition(".")[0]]
+        padded = getattr(owner, "org_vocab_size", None)
+        count = parameter.numel() if padded is None else padded * parameter[0].numel()
+        yield name, parameter, count
+
+
+def fused_targets(layout: Layout) -> dict[str, None]:
+    """The engine's names of the linears that hold a layout's matrices, in order and once each.
+
+    Without this restriction the logits processor would get an adapter too, which fails on CPU.
+    """
+    fused = {
+        "q_proj": "qkv_proj",
+        "k_proj": "qkv_proj",
+        "v_proj": "qkv_proj",
+        "gate_proj": "gate_up_proj",
+        "up_proj": "gate_up_proj",
+    }
+    leaves = (matrix.name.rpartition(".")[2] for matrix in layout.matrices)
+    return dict.fromkeys(fused.get(leaf, leaf) for leaf in leaves)

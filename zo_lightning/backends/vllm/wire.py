@@ -1,0 +1,84 @@
+"""Plain tuples for the border between the trainer and the workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from zo_lightning.core.types import DirectionKey, Layout, Point, StepRecord, Term
+
+Packed = Any
+
+
+def write_layout(layout: Layout) -> tuple[Any, ...]:
+    """A layout as (model, number of parameters, matrices)."""
+    return layout.model, layout.num_parameters, tuple((m.name, m.rows, m.cols) for m in layout.matrices)
+
+
+def write_terms(terms: tuple[Term, ...]) -> tuple[Any, ...]:
+    """Terms as (seed, step, stage, index, coefficient)."""
+    return tuple((key.seed, key.step, key.stage, key.index, c) for key, c in terms)
+
+
+def read_terms(terms: Any) -> tuple[Term, ...]:
+    """Inverse of ``write_terms``."""
+    return tuple(
+        (DirectionKey(seed=seed, step=step, stage=stage, index=index), c) for seed, step, stage, index, c in terms
+    )
+
+
+def write_point(point: Point) -> tuple[Any, ...]:
+    """A point as (version, terms).
+
+    >>> read_point(write_point(Point(version=3)))
+    Point(version=3, terms=())
+    """
+    return point.version, write_terms(point.terms)
+
+
+def read_point(point: Any) -> Point:
+    """Inverse of ``write_point``."""
+    version, terms = point
+    return Point(version=version, terms=read_terms(terms))
+
+
+def write_record(record: StepRecord) -> tuple[Any, ...]:
+    """A record as (step, version, lr, terms, skipped)."""
+    return record.step, record.version, record.lr, write_terms(record.terms), record.skipped
+
+
+def read_record(record: Any) -> StepRecord:
+    """Inverse of ``write_record``."""
+    step, version, lr, terms, skipped = record
+    return StepRecord(step=step, version=version, lr=lr, terms=read_terms(terms), skipped=skipped)
+
+
+def pack(value: Any) -> Packed:
+    """Containers with every tensor as (marker, type, shape, bytes).
+
+    >>> unpack(pack({"left": torch.ones(2, 1), "slots": [[1, 2]]}))
+    {'left': tensor([[1.],
+            [1.]]), 'slots': [[1, 2]]}
+    """
+    if isinstance(value, torch.Tensor):
+        flat = value.contiguous().view(torch.uint8) if value.numel() else value.to(torch.uint8)
+        return {"__tensor__": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "data": flat.numpy().tobytes()}
+    if isinstance(value, dict):
+        return {name: pack(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [pack(item) for item in value]
+    return value
+
+
+def unpack(value: Packed) -> Any:
+    """Inverse of ``pack``."""
+    if isinstance(value, dict) and "__tensor__" in value:
+        flat = torch.from_numpy(np.frombuffer(value["data"], dtype=np.uint8).copy())
+        return flat.view(getattr(torch, value["__tensor__"])).view(value["shape"])
+    if isinstance(value, dict):
+        return {name: unpack(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [unpack(item) for item in value]
+    return value
