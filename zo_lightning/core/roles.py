@@ -110,6 +110,11 @@ class Backend(Protocol):
         """The parameter version that requests must name."""
         ...
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the model is loaded. Whoever opened a backend closes it; others only lease it."""
+        ...
+
     def open(self, layout: Layout, direction: Direction, update: Update, bank: BankSpec) -> None:
         """Load the model. Raises ``EngineError`` or ``DataError`` with the way out."""
         ...
