@@ -2,9 +2,10 @@
 
 vLLM's CPU fallback copies A and B once for every token, which makes a step with adapters cost two
 to three times one without. Requests of one parameter point arrive together, so their tokens form
-few contiguous runs; each run takes two plain products with the rank columns in use.
+few contiguous runs; each run takes two products with the rank columns in use, whatever the number
+of matrices that the engine fused into the linear.
 
-Shape suffixes: T tokens, I inputs, O outputs, C rank columns in use.
+Shape suffixes: S slots, T tokens, I inputs, O outputs, R rank columns, K = R * fused slices.
 """
 
 from __future__ import annotations
@@ -32,30 +33,35 @@ def token_runs(wrapper: Any) -> list[tuple[int, int, int]]:
     ]
 
 
-def add_lora_linear(
-    wrapper: Any,
-    output_TO: torch.Tensor,
-    input_TI: torch.Tensor,
-    right_stacked: tuple[torch.Tensor, ...],
-    left_stacked: tuple[torch.Tensor, ...],
-    scale: float,
-    output_slices: tuple[int, ...],
-    **_: Any,
-) -> None:
-    """``output += (input @ right.T) @ left.T`` for each run and each slice of a fused linear, in place.
+class PackedFactors:
+    """The factors of one fused linear, laid out so that the columns in use are a prefix.
+
+    Rank column ``r`` of slice ``j`` of ``n`` is packed column ``r * n + j``; the left factor is
+    block-diagonal over the slices' output rows.
 
     Args:
-        wrapper: vLLM's adapter metadata; ``zo_runs`` holds the batch's runs.
-        output_TO: the base linear's result, changed in place.
-        input_TI: its input.
-        right_stacked: for each slice, [slots, 1, max rank, I].
-        left_stacked: for each slice, [slots, 1, O of the slice, max rank].
-        scale: always 1 here: factors are written as they apply.
-        output_slices: O of each slice.
+        layer: vLLM's adapter layer; its stacked tensors become views of the packed ones.
+        wrapper: vLLM's adapter metadata, whose ``zo_runs`` are the batch's runs.
     """
-    for slot, start, end in wrapper.zo_runs:
-        run_TI, offset = input_TI[start:end], 0
-        for right, left, width in zip(right_stacked, left_stacked, output_slices, strict=True):
-            hidden_TC = run_TI @ right[slot, 0, :_columns].T
-            output_TO[start:end, offset : offset + width].addmm_(hidden_TC, left[slot, 0, :, :_columns].T)
-            offset += width
+
+    def __init__(self, layer: Any, wrapper: Any) -> None:
+        right, left = layer.lora_a_stacked, layer.lora_b_stacked
+        num_slots, _, rank, inputs = right[0].shape
+        self._wrapper, self._num_slices = wrapper, len(right)
+        self._right_SKI = right[0].new_zeros(num_slots, rank * len(right), inputs)
+        self._left_SOK = left[0].new_zeros(num_slots, sum(part.shape[2] for part in left), rank * len(left))
+        rights, lefts, row = [], [], 0
+        for j, part in enumerate(left):
+            rows = slice(row, row + part.shape[2])
+            rights.append(self._right_SKI[:, j :: len(right)].unsqueeze(1))
+            lefts.append(self._left_SOK[:, rows, j :: len(left)].unsqueeze(1))
+            row = rows.stop
+        layer.lora_a_stacked, layer.lora_b_stacked = tuple(rights), tuple(lefts)
+
+    def add(self, input_TI: torch.Tensor, output_TO: torch.Tensor) -> torch.Tensor:
+        """``output += (input @ right.T) @ left.T`` for each run, in place."""
+        used = _columns * self._num_slices
+        for slot, start, end in self._wrapper.zo_runs:
+            hidden_TK = input_TI[start:end] @ self._right_SKI[slot, :used].T
+            output_TO[start:end].addmm_(hidden_TK, self._left_SOK[slot, :, :used].T)
+        return output_TO

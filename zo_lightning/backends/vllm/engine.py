@@ -6,7 +6,6 @@ import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -132,7 +131,14 @@ class VllmBackend:
         }
         self._llm = LLM(**(settings | self._engine_args))
         try:
-            self._rpc("zo_open", write_layout(layout), to_recipe(direction), to_recipe(update), to_recipe(bank), self.max_points)
+            self._rpc(
+                "zo_open",
+                write_layout(layout),
+                to_recipe(direction),
+                to_recipe(update),
+                to_recipe(bank),
+                self.max_points,
+            )
         except BaseException:
             self.close()
             raise
@@ -166,7 +172,8 @@ class VllmBackend:
 
     def snapshot(self) -> dict[str, Any]:
         """The bank as plain containers and tensors."""
-        return unpack(self._rpc("zo_snapshot"))
+        snapshot: dict[str, Any] = unpack(self._rpc("zo_snapshot"))
+        return snapshot
 
     def load(self, snapshot: dict[str, Any]) -> None:
         """Restore a snapshot bit by bit."""
@@ -248,7 +255,9 @@ class VllmBackend:
         try:
             return use(self._llm)
         except EngineDeadError as error:
-            raise EngineError(f"the vLLM engine died ({error}); its own log is above. The last checkpoint is intact") from error
+            raise EngineError(
+                f"the vLLM engine died ({error}); its own log is above. The last checkpoint is intact"
+            ) from error
 
 
 def _collect(
@@ -274,7 +283,7 @@ def _sampling(node: Node) -> Any:
 
 
 def _set_environment(process: str, kv_cache_gib: int) -> None:
-    """vLLM reads these when an engine starts; the user's own values win, but for the process."""
+    """The engine reads these when an engine starts; the user's own values win, but for the process."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if process == "child" else "0"
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     defaults = {

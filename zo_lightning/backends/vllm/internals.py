@@ -8,10 +8,11 @@ for every token.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import linear
 
 from zo_lightning.backends.vllm import cpu_lora
 from zo_lightning.core.types import Layout
@@ -47,24 +48,23 @@ def install_cpu_replacements() -> None:
 
     if not current_platform.is_cpu():
         return
-    import vllm.model_executor.layers.utils as linear_utils
-    import vllm.v1.sample.sampler as sampler
-    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+    linear_utils: Any = import_module("vllm.model_executor.layers.utils")
+    sampler: Any = import_module("vllm.v1.sample.sampler")
+    wrapper: Any = _require(import_module("vllm.lora.punica_wrapper.punica_cpu"), "PunicaWrapperCPU")
 
     _require(linear_utils, "dispatch_cpu_unquantized_gemm")
     linear_utils.dispatch_cpu_unquantized_gemm = _keep_weight
     _require(sampler, "batched_count_greater_than")
     sampler.batched_count_greater_than = _count_not_less
-    for name in ("update_metadata", "add_lora_linear", "prefill_metadata"):
-        _require(PunicaWrapperCPU, name)
-    if PunicaWrapperCPU.update_metadata is not _update_metadata:
-        PunicaWrapperCPU.zo_update_metadata = PunicaWrapperCPU.update_metadata
-        PunicaWrapperCPU.update_metadata = _update_metadata
-        PunicaWrapperCPU.add_lora_linear = cpu_lora.add_lora_linear
+    for name in ("update_metadata", "prefill_metadata"):
+        _require(wrapper, name)
+    if wrapper.update_metadata is not _update_metadata:
+        wrapper.zo_update_metadata = wrapper.update_metadata
+        wrapper.update_metadata = _update_metadata
 
 
-def _keep_weight(layer: torch.nn.Module, remove_weight: bool) -> None:
-    layer.cpu_linear = F.linear
+def _keep_weight(layer: Any, remove_weight: bool) -> None:
+    layer.cpu_linear = linear
 
 
 def _count_not_less(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -74,6 +74,18 @@ def _count_not_less(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 def _update_metadata(self: Any, *args: Any, **kwargs: Any) -> None:
     self.zo_update_metadata(*args, **kwargs)
     self.zo_runs = cpu_lora.token_runs(self)
+
+
+def pack_cpu_adapters(worker: Any) -> None:
+    """Let every adapter layer of a CPU worker use packed factors; does nothing on other platforms."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    for layer in _require(_adapter_manager(worker), "modules").values():
+        for name in ("_apply_lora_to_output", "lora_a_stacked", "lora_b_stacked", "punica_wrapper"):
+            _require(layer, name)
+        layer._apply_lora_to_output = cpu_lora.PackedFactors(layer, layer.punica_wrapper).add
 
 
 def register_adapters(worker: Any, count: int) -> list[int]:

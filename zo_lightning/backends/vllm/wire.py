@@ -64,7 +64,11 @@ def pack(value: Any) -> Packed:
     """
     if isinstance(value, torch.Tensor):
         flat = value.contiguous().view(torch.uint8) if value.numel() else value.to(torch.uint8)
-        return {"__tensor__": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "data": flat.numpy().tobytes()}
+        return {
+            "__tensor__": str(value.dtype).removeprefix("torch."),
+            "shape": list(value.shape),
+            "data": flat.numpy().tobytes(),
+        }
     if isinstance(value, dict):
         return {name: pack(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -78,6 +78,7 @@ class EngineFactors:
     def __init__(
         self, worker: Any, layout: Layout, direction: Any, update: Any, spec: BankSpec, num_points: int
     ) -> None:
+        internals.pack_cpu_adapters(worker)
         slices = internals.adapter_slices(worker)
         for matrix in layout.matrices:
             if matrix.name not in slices:
