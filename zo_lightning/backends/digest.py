@@ -18,5 +18,5 @@ def digest_weights(named: Iterable[tuple[str, torch.Tensor]]) -> str:
     total = hashlib.sha256()
     for name, tensor in named:
         total.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
-        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return total.hexdigest()

@@ -1,0 +1,1 @@
+"""Command line: ``zo-train`` and ``zo-eval``. Heavy imports wait until a run starts."""

@@ -1,0 +1,151 @@
+"""What a person sees at the end of a run: a card, a curve and ``results.json``."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+
+def wilson_interval(accuracy: float, count: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Confidence interval of a share (Wilson 1927).
+
+    >>> [round(bound, 3) for bound in wilson_interval(0.5, 100)]
+    [0.404, 0.596]
+    """
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    centre = (accuracy + z * z / (2 * count)) / (1 + z * z / count)
+    spread = z / (1 + z * z / count) * math.sqrt(accuracy * (1 - accuracy) / count + z * z / (4 * count * count))
+    return max(0.0, centre - spread), min(1.0, centre + spread)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Loss (nats) and accuracy of a test split, with its 95 % interval."""
+
+    loss: float
+    accuracy: float
+    accuracy_low: float
+    accuracy_high: float
+
+    @classmethod
+    def of(cls, metrics: dict[str, float], count: int) -> Scores:
+        """From ``test/loss`` and ``test/accuracy`` over ``count`` examples."""
+        low, high = wilson_interval(metrics["test/accuracy"], count)
+        return cls(loss=metrics["test/loss"], accuracy=metrics["test/accuracy"], accuracy_low=low, accuracy_high=high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """The content of ``results.json``."""
+
+    steps: int
+    skipped_steps: int
+    before: Scores
+    after: Scores
+    seconds_per_step: float
+    tokens_per_second: float
+    base_digest: str
+    base_digest_unchanged: bool
+    num_parameters: int
+    truncated_examples: int
+
+    def write(self, folder: Path) -> None:
+        """Write ``results.json``."""
+        (folder / "results.json").write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+
+def read_metrics(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Series of (step, value) from the CSV logger's file; empty without one."""
+    series: dict[str, list[tuple[int, float]]] = {}
+    path = folder / "csv" / "metrics.csv"
+    if path.exists():
+        with path.open() as file:
+            for row in csv.DictReader(file):
+                for name, value in row.items():
+                    if value and name not in ("step", "epoch"):
+                        series.setdefault(name, []).append((int(row["step"]) + 1, float(value)))
+    return series
+
+
+def draw_curve(folder: Path, title: str, results: Results) -> Path | None:
+    """Draw ``curve.png``: training loss, dev loss and dev accuracy against steps, test before and after."""
+    series = read_metrics(folder)
+    if "train/loss" not in series:
+        return None
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (loss, accuracy) = pyplot.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
+    steps, values = zip(*series["train/loss"], strict=True)
+    loss.plot(steps, values, color="0.75", linewidth=1, label="train (one batch)")
+    loss.plot(steps, _smooth(values), color="tab:blue", linewidth=2, label="train (smoothed)")
+    for axis, name in ((loss, "loss"), (accuracy, "accuracy")):
+        if f"val/{name}" in series:
+            axis.plot(*zip(*series[f"val/{name}"], strict=True), "o-", color="tab:orange", label="dev")
+        ends = [getattr(results.before, name), getattr(results.after, name)]
+        axis.plot([0, results.steps], ends, "s", color="tab:green", label="test")
+        axis.set_xlabel("step")
+        axis.grid(alpha=0.3)
+    for step, scores in ((0, results.before), (results.steps, results.after)):
+        accuracy.vlines(step, scores.accuracy_low, scores.accuracy_high, color="tab:green", alpha=0.6)
+    loss.set_ylabel("loss (nats)")
+    accuracy.set_ylabel("accuracy")
+    loss.legend()
+    accuracy.legend(loc="lower right")
+    figure.suptitle(title)
+    path = folder / "curve.png"
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+    return path
+
+
+def _smooth(values: tuple[float, ...], weight: float = 0.9) -> list[float]:
+    smoothed, total, norm = [], 0.0, 0.0
+    for value in values:
+        total, norm = weight * total + (1 - weight) * value, weight * norm + (1 - weight)
+        smoothed.append(total / norm)
+    return smoothed
+
+
+def print_card(title: str, results: Results, folder: Path, files: list[Path]) -> None:
+    """Print the result card."""
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column, justify in (("", "left"), ("before", "right"), ("after", "right"), ("95 % interval", "right")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    before, after = results.before, results.after
+    table.add_row(
+        "test accuracy",
+        f"{before.accuracy:.3f}",
+        f"[bold]{after.accuracy:.3f}[/bold]",
+        f"{after.accuracy_low:.3f} to {after.accuracy_high:.3f}",
+    )
+    table.add_row("test loss", f"{before.loss:.3f}", f"[bold]{after.loss:.3f}[/bold]", "")
+    table.add_row()
+    for name, value in _facts(results, folder, files):
+        table.add_row(name, value)
+    Console().print(Panel(table, title=title, expand=False))
+
+
+def _facts(results: Results, folder: Path, files: list[Path]) -> list[tuple[str, Any]]:
+    facts = [
+        ("steps", f"{results.steps}" + (f" ({results.skipped_steps} skipped)" if results.skipped_steps else "")),
+        ("seconds a step", f"{results.seconds_per_step:.2f}"),
+        ("tokens a second", f"{results.tokens_per_second:,.0f}"),
+        ("base weights", "unchanged" if results.base_digest_unchanged else "merged: written by bank.policy=merge"),
+        ("written to", str(folder)),
+        ("", ", ".join(str(file.relative_to(folder)) for file in files if file.exists())),
+    ]
+    if results.truncated_examples:
+        facts.insert(1, ("truncated texts", str(results.truncated_examples)))
+    return facts

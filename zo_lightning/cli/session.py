@@ -1,0 +1,160 @@
+"""What a run is made of, built from its configuration in a fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig
+
+from zo_lightning.config import instantiate
+from zo_lightning.core.method import Method
+from zo_lightning.core.types import BankSpec, Capabilities, Score
+from zo_lightning.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, Trainer
+
+    from zo_lightning.callbacks.throughput import Throughput
+    from zo_lightning.data import ExampleDataModule
+    from zo_lightning.modules import ZOModule
+
+_DEFAULT_COLUMNS = 64  # the bank's columns when nobody asks for a number: beyond, each costs time in every step
+
+
+@dataclass(slots=True)
+class Session:
+    """Module, data and trainer of one run; the module holds the backend, not yet open."""
+
+    module: ZOModule
+    data: ExampleDataModule
+    trainer: Trainer
+    throughput: Throughput
+    num_truncated: int
+
+    @contextmanager
+    def engine(self) -> Iterator[None]:
+        """The backend, open: one engine serves every test and fit of the run."""
+        module = self.module
+        try:
+            module.backend.open(module.layout, module.method.direction, module.method.update, module.bank)
+            yield
+        finally:
+            module.backend.close()
+
+    def fit(self, checkpoint: Path | None) -> None:
+        """Train, from a checkpoint if there is one.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C, once the checkpoint is written.
+        """
+        with self._interruptible():
+            self.trainer.fit(self.module, datamodule=self.data, ckpt_path=checkpoint, weights_only=True)
+
+    def test(self, checkpoint: Path | None = None) -> dict[str, float]:
+        """Metrics of the test split at the current parameters or a checkpoint's."""
+        with self._interruptible():
+            self.trainer.test(self.module, self.data, ckpt_path=checkpoint, weights_only=True, verbose=False)
+        return {name: float(self.trainer.callback_metrics[name]) for name in ("test/loss", "test/accuracy")}
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        # Lightning ends an interrupted run with exit code 1, which would hide what happened.
+        try:
+            yield
+        except SystemExit:
+            if self.trainer.interrupted:
+                raise KeyboardInterrupt from None
+            raise
+
+
+def build(config: DictConfig) -> Session:
+    """Check the configuration, then get model and data: cheap errors first, nothing is opened.
+
+    Raises:
+        ConfigError: for a configuration that cannot run.
+        DataError: for a model or data that cannot be had.
+    """
+    backend = instantiate(config.backend)
+    method, bank = build_method(config, backend.capabilities)
+    scheduler = instantiate(config.scheduler) if config.scheduler else None
+    check_precision(config)
+
+    from zo_lightning.callbacks.throughput import Throughput
+    from zo_lightning.data import ExampleDataModule
+    from zo_lightning.models import load_tokenizer, prepare_model
+    from zo_lightning.modules import ZOModule
+
+    task = instantiate(config.task)
+    model = prepare_model(
+        **{key: config.model[key] for key in ("name", "path", "source", "revision", "max_length", "cache_dir")}
+    )
+    examples = task.load(load_tokenizer(model.folder), max_length=model.max_length)
+    data = ExampleDataModule(
+        train=examples.train, dev=examples.dev, test=examples.test, seed=config.seed, **config.data
+    )
+    module = ZOModule(
+        method=method,
+        backend=backend,
+        objective=Score(loss=config.objective.loss.value),
+        layout=model.layout,
+        bank=bank,
+        seed=config.seed,
+        num_labels=examples.num_labels,
+        scheduler=scheduler,
+        max_skipped=config.max_skipped,
+    )
+    throughput = Throughput()
+    return Session(module, data, build_trainer(config, throughput), throughput, examples.num_truncated)
+
+
+def build_method(config: DictConfig, capabilities: Capabilities) -> tuple[Method, BankSpec]:
+    """The four roles and the bank, checked against each other and the backend."""
+    bank = bank_spec(config, capabilities)
+    cycle = bank.num_slots if bank.policy == "cyclic" else None
+    method = Method(
+        direction=instantiate(config.direction, cycle=cycle),
+        query=instantiate(config.query),
+        estimator=instantiate(config.estimator),
+        update=instantiate(config["update"]),  # config.update is a method of DictConfig
+    )
+    method.check(capabilities, bank, max_steps=max(config.trainer.max_steps, 0))
+    return method, bank
+
+
+def bank_spec(config: DictConfig, capabilities: Capabilities) -> BankSpec:
+    """The bank's size: as asked, or every stage of the run up to a limit."""
+    rank, policy = config.direction.rank, config.bank.policy.value
+    capacity = config.bank.capacity
+    if capacity is None:
+        probes = rank if capabilities.probe_columns else 0
+        stages = -(-config.trainer.max_steps // max(config.direction.refresh_every, 1))
+        limit = max(min(_DEFAULT_COLUMNS, capabilities.max_rank - probes) // max(rank, 1), 1)
+        capacity = rank * (min(stages, limit) if config.trainer.max_steps > 0 else limit)
+    return BankSpec(rank=rank, capacity=capacity, policy=policy)
+
+
+def check_precision(config: DictConfig) -> None:
+    """Refuse a Lightning precision that would be mistaken for the model's."""
+    if str(config.trainer.precision) not in ("32-true", "32"):
+        raise ConfigError(
+            f"`trainer.precision`={config.trainer.precision} would cast the counters of the run, not the model: leave "
+            "it at 32-true and set `backend.dtype`"
+        )
+
+
+def build_trainer(config: DictConfig, *callbacks: Callback) -> Trainer:
+    """Lightning's trainer with the configured callbacks and loggers, and further callbacks."""
+    import zo_lightning.strategies  # noqa: F401  (registers strategy=zo)
+
+    trainer: Trainer = instantiate(
+        config.trainer, callbacks=[*_build_all(config.callbacks), *callbacks], logger=_build_all(config.logger) or False
+    )
+    return trainer
+
+
+def _build_all(group: DictConfig | None) -> list[Any]:
+    return [instantiate(node) for node in (group or {}).values() if node]

@@ -1,0 +1,44 @@
+"""The one way from configuration to objects."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from zo_lightning.errors import ConfigError
+
+ALLOWED = ("zo_lightning", "lightning", "torch", "torchmetrics")
+
+
+def instantiate(config: Any, **runtime: Any) -> Any:
+    """Build what ``_target_`` names, with plain Python containers as arguments.
+
+    Args:
+        config: a node with ``_target_``.
+        **runtime: further keyword arguments. Dataclasses are refused: Hydra 1.3 silently turns them into
+            DictConfig; use a ``_partial_`` node and call the result.
+
+    Raises:
+        ConfigError: for a target outside the allowed packages.
+        TypeError: for a dataclass among the runtime arguments.
+    """
+    from hydra.utils import instantiate as hydra_instantiate
+
+    for name, value in runtime.items():
+        if dataclasses.is_dataclass(value):
+            raise TypeError(f"{name} is a dataclass, which Hydra would turn into a DictConfig: use `_partial_: true`")
+    for target in _targets(config):
+        if target.partition(".")[0] not in ALLOWED:
+            raise ConfigError(f"`_target_: {target}` is outside {', '.join(ALLOWED)}: it is not instantiated")
+    return hydra_instantiate(config, **runtime, _convert_="all")
+
+
+def _targets(config: Any) -> list[str]:
+    from omegaconf import DictConfig, ListConfig
+
+    if isinstance(config, DictConfig):
+        own = [str(config["_target_"])] if "_target_" in config else []
+        return own + [target for key in config for target in _targets(config[key])]
+    if isinstance(config, ListConfig):
+        return [target for item in config for target in _targets(item)]
+    return []

@@ -1,0 +1,223 @@
+"""Schemas of the configuration: a wrong type or an unknown key fails while composing, before anything heavy.
+
+Each group's YAML starts from its schema (``base_*``). Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+
+class Loss(Enum):
+    """Losses of the scoring objective."""
+
+    candidates = "candidates"
+    gold = "gold"
+
+
+class Policy(Enum):
+    """What a full bank does."""
+
+    cyclic = "cyclic"
+    merge = "merge"
+    refuse = "refuse"
+
+
+class Trainable(Enum):
+    """Which parameters a run changes."""
+
+    linear = "linear"
+
+
+@dataclass
+class ObjectiveConf:
+    """What a request scores."""
+
+    loss: Loss = Loss.candidates
+
+
+@dataclass
+class DataConf:
+    """Batches, in examples."""
+
+    batch_size: int = 16
+    eval_batch_size: int = 64
+
+
+@dataclass
+class BankConf:
+    """The factor bank; without a capacity it holds every stage of the run, up to 64 rank columns."""
+
+    capacity: int | None = None
+    policy: Policy = Policy.cyclic
+
+
+@dataclass
+class RunConf:
+    """The root of a run."""
+
+    seed: int = 42
+    ckpt_path: str | None = None
+    max_skipped: int = 10
+    optimized_metric: str = "val/loss"
+    objective: ObjectiveConf = field(default_factory=ObjectiveConf)
+    data: DataConf = field(default_factory=DataConf)
+    bank: BankConf = field(default_factory=BankConf)
+    model: Any = MISSING
+    task: Any = MISSING
+    direction: Any = MISSING
+    query: Any = MISSING
+    estimator: Any = MISSING
+    update: Any = MISSING
+    scheduler: Any = MISSING
+    backend: Any = MISSING
+    trainer: Any = MISSING
+    callbacks: Any = field(default_factory=dict)
+    logger: Any = field(default_factory=dict)
+    paths: Any = MISSING
+
+
+@dataclass
+class ModelConf:
+    """A language model; ``path`` is a local folder or a name on the hub."""
+
+    name: str = MISSING
+    path: str | None = None
+    source: str = "hub"
+    revision: str | None = None
+    max_length: int | None = None
+    cache_dir: str | None = None
+    trainable: Trainable = Trainable.linear
+    lr: float = 1e-6  # LoZO's, for direction.scale=none
+
+
+@dataclass
+class TextTaskConf:
+    """A task of texts and labels, by template."""
+
+    _target_: str = "zo_lightning.tasks.TextTask"
+    name: str = MISSING
+    template: str = MISSING
+    verbalisers: dict[str, str] = MISSING
+    label_field: str = "label"
+    data_dir: str | None = None
+    train_file: str | None = None
+    test_file: str | None = None
+    hub_path: str | None = None
+    hub_name: str | None = None
+    hub_validation_split: str = "validation"
+    num_train: int = 1000
+    num_dev: int = 500
+    num_test: int = 1000
+    sampling: str = "lozo"
+    test_sampling: str = "lozo"
+    sampling_seed: int = 0
+    truncate: str = "error"
+
+
+@dataclass
+class SentimentTaskConf:
+    """The built-in task, whose sentences the project composes."""
+
+    _target_: str = "zo_lightning.tasks.SentimentTask"
+    name: str = "sentiment"
+    num_train: int = 1000
+    num_dev: int = 200
+    num_test: int = 400
+    sampling_seed: int = 0
+
+
+@dataclass
+class LowRankConf:
+    """Gaussian low-rank directions."""
+
+    _target_: str = MISSING
+    rank: int = 2
+    refresh_every: int = 50
+    scale: str = "none"
+    refresh_update: str = "paper"
+
+
+@dataclass
+class AntitheticConf:
+    """Antithetic pairs."""
+
+    _target_: str = MISSING
+    eps: float = 1e-3
+
+
+@dataclass
+class SpsaConf:
+    """Simultaneous perturbation."""
+
+    _target_: str = MISSING
+
+
+@dataclass
+class SgdConf:
+    """Plain descent."""
+
+    _target_: str = MISSING
+    lr: float = MISSING
+    weight_decay: float = 0.0
+
+
+@dataclass
+class VllmConf:
+    """The vLLM backend."""
+
+    _target_: str = MISSING
+    dtype: str = "auto"
+    process: str = "inline"
+    max_points: int = 2
+    block_size: int = 32
+    max_length: int | None = None
+    max_num_batched_tokens: int = 8192
+    kv_cache_gib: int = 1
+    engine: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class DenseConf:
+    """The dense backend."""
+
+    _target_: str = MISSING
+    dtype: str = "auto"
+    device: str = "auto"
+    max_rows: int = 64
+
+
+@dataclass
+class FakeConf:
+    """The fake backend."""
+
+    _target_: str = MISSING
+    max_points: int = 8
+    max_rank: int = 512
+
+
+_SCHEMAS = (
+    (None, "base_run", RunConf),
+    ("model", "base_model", ModelConf),
+    ("task", "base_text_task", TextTaskConf),
+    ("task", "base_sentiment_task", SentimentTaskConf),
+    ("direction", "base_low_rank", LowRankConf),
+    ("query", "base_antithetic", AntitheticConf),
+    ("estimator", "base_spsa", SpsaConf),
+    ("update", "base_sgd", SgdConf),
+    ("backend", "base_vllm", VllmConf),
+    ("backend", "base_dense", DenseConf),
+    ("backend", "base_fake", FakeConf),
+)
+
+
+def register() -> None:
+    """Make the schemas known to Hydra. Idempotent."""
+    store = ConfigStore.instance()
+    for group, name, node in _SCHEMAS:
+        store.store(group=group, name=name, node=node, provider="zo_lightning")
