@@ -1,0 +1,1 @@
+"""Callbacks that a configuration names; nothing in the library imports them."""

@@ -1,0 +1,31 @@
+"""Fixtures that several test folders share."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from zo_lightning.core.types import Example, Layout, MatrixSpec
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c() -> Iterator[None]:
+    """Lightning ignores Ctrl-C after an interrupted run."""
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.fixture
+def small_layout() -> Layout:
+    """Two matrices, 39 parameters: enough for a quadratic."""
+    matrices = (MatrixSpec(name="a", rows=6, cols=4), MatrixSpec(name="b", rows=5, cols=3))
+    return Layout(model="quadratic", matrices=matrices, num_parameters=39)
+
+
+@pytest.fixture
+def small_examples() -> tuple[Example, ...]:
+    """50 examples with two options of one and two tokens."""
+    return tuple(Example(prompt=(i, i + 1, 3), options=((100,), (200, 201)), label=i % 2) for i in range(50))

@@ -1,0 +1,89 @@
+"""A checkpoint when a run is cut short, at the end of its last step."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from zo_lightning.errors import DivergedError, EngineError
+
+log = logging.getLogger(__name__)
+
+
+class InterruptCheckpoint(Callback):
+    """Writes ``<dirpath>/<filename>.ckpt`` when training ends by Ctrl-C or an error.
+
+    The first Ctrl-C lets the running step end, so that its commit is whole; the second one leaves at once and without a
+    checkpoint. An earlier file stays as it is if the engine died or the run diverged (the state is gone or not worth
+    keeping), if there is no step to save, and if the disk is full.
+
+    Args:
+        dirpath: where checkpoints go.
+        filename: without its extension.
+    """
+
+    def __init__(self, dirpath: str | Path, filename: str = "last") -> None:
+        self.path = Path(dirpath) / f"{filename}.ckpt"
+        self._training = False
+        self._asked = False
+        self._previous_handler: Any = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take Ctrl-C over; only the main thread may."""
+        self._training, self._asked = True, False
+        if threading.current_thread() is threading.main_thread():
+            self._previous_handler = signal.signal(signal.SIGINT, self._on_ctrl_c)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Stop here if asked: the step is complete."""
+        self._stop_if_asked()
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Stop here if asked: validation changes nothing."""
+        self._stop_if_asked()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give Ctrl-C back."""
+        self._stop_if_asked()
+        self._give_back()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Save, unless that would replace a checkpoint by a worse one."""
+        training, self._training = self._training, False
+        if not isinstance(exception, KeyboardInterrupt):  # Lightning ignores further ones while it shuts down
+            self._give_back()
+        at_once = isinstance(exception, _LeaveAtOnce)
+        if not training or at_once or trainer.global_step == 0 or isinstance(exception, EngineError | DivergedError):
+            return
+        try:
+            trainer.save_checkpoint(self.path)
+            log.warning("saved %s at step %d", self.path, trainer.global_step)
+        except (OSError, EngineError) as error:
+            log.error("no checkpoint was written to %s, an earlier one is unchanged: %s", self.path, error)
+
+    def _on_ctrl_c(self, *_: Any) -> None:
+        if self._asked:
+            raise _LeaveAtOnce
+        self._asked = True
+        # Not by logging or print: a signal may come in the middle of one.
+        os.write(2, b"\nCtrl-C: the step will end and be saved; press it again to leave at once\n")
+
+    def _stop_if_asked(self) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+
+    def _give_back(self) -> None:
+        self._training = False
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGINT, self._previous_handler)
+            self._previous_handler = None
+
+
+class _LeaveAtOnce(KeyboardInterrupt):
+    """The second Ctrl-C: the step that it cuts may be half committed."""

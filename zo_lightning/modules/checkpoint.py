@@ -1,0 +1,51 @@
+"""What a run adds to a Lightning checkpoint, and the check that it is loaded into the run that it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from zo_lightning.core.method import Method, to_recipe
+from zo_lightning.errors import ConfigError
+
+KEY = "zo_lightning"  # the one key of ours in a checkpoint
+_ROLES = ("direction", "query", "estimator", "update")
+
+
+def describe(method: Method) -> dict[str, Any]:
+    """The method's digest and four parts as plain values."""
+    parts: dict[str, Any] = {"digest": method.digest}
+    for role in _ROLES:
+        kind, fields = to_recipe(getattr(method, role))
+        parts[role] = {"kind": kind, **dict(fields)}
+    return parts
+
+
+def differences(saved: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:
+    """What differs between two descriptions, by config key.
+
+    >>> sgd = {"kind": "Sgd", "lr": 0.1}
+    >>> other = {role: {"kind": "x"} for role in ("direction", "query", "estimator")}
+    >>> list(differences({**other, "update": sgd}, {**other, "update": {**sgd, "lr": 0.2}}))
+    ['`update.lr`=0.1, not 0.2']
+    """
+    for role in _ROLES:
+        old, new = saved[role], current[role]
+        if old["kind"] != new["kind"]:
+            yield f"`{role}`={old['kind'].split(':')[-1]}, not {new['kind'].split(':')[-1]}"
+            continue
+        for name in old.keys() | new.keys():
+            if old.get(name) != new.get(name):
+                yield f"`{role}.{name}`={old.get(name)}, not {new.get(name)}"
+
+
+def check_method(saved: dict[str, Any], method: Method) -> None:
+    """Refuse a checkpoint of another method.
+
+    Raises:
+        ConfigError: with every key that differs.
+    """
+    current = describe(method)
+    if saved["digest"] != current["digest"]:
+        found = "; ".join(sorted(differences(saved, current)))
+        raise ConfigError(f"the checkpoint was trained with {found}: set it so, or leave `ckpt_path` out")
