@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from zo_lightning.core.types import DirectionKey, Layout, Point, StepRecord, Term
@@ -56,19 +55,15 @@ def read_record(record: Any) -> StepRecord:
 
 
 def pack(value: Any) -> Packed:
-    """Containers with every tensor as (marker, type, shape, bytes).
+    """Containers with every tensor on the CPU as its type, shape and bytes.
 
     >>> unpack(pack({"left": torch.ones(2, 1), "slots": [[1, 2]]}))
     {'left': tensor([[1.],
             [1.]]), 'slots': [[1, 2]]}
     """
     if isinstance(value, torch.Tensor):
-        flat = value.contiguous().view(torch.uint8) if value.numel() else value.to(torch.uint8)
-        return {
-            "__tensor__": str(value.dtype).removeprefix("torch."),
-            "shape": list(value.shape),
-            "data": flat.numpy().tobytes(),
-        }
+        data = value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        return {"__tensor__": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "data": data}
     if isinstance(value, dict):
         return {name: pack(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -79,8 +74,10 @@ def pack(value: Any) -> Packed:
 def unpack(value: Packed) -> Any:
     """Inverse of ``pack``."""
     if isinstance(value, dict) and "__tensor__" in value:
-        flat = torch.from_numpy(np.frombuffer(value["data"], dtype=np.uint8).copy())
-        return flat.view(getattr(torch, value["__tensor__"])).view(value["shape"])
+        tensor = torch.empty(value["shape"], dtype=getattr(torch, value["__tensor__"]))
+        if value["data"]:  # torch.frombuffer refuses an empty one
+            tensor.view(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(value["data"]), dtype=torch.uint8))
+        return tensor
     if isinstance(value, dict):
         return {name: unpack(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
