@@ -82,9 +82,11 @@ class ZOModule(LightningModule):
 
     def close_backend(self, *, keep: bool) -> None:
         """Close the backend; ``keep`` remembers its factors, so that ``fit`` and then ``test`` is one model."""
-        if keep:
-            self._kept = self.backend.snapshot()
-        self.backend.close()
+        try:
+            if keep:
+                self._kept = self.backend.snapshot()
+        finally:
+            self.backend.close()
 
     def take_answers(self) -> Answers:
         """Requests and observations of the last training step, once."""
@@ -175,12 +177,14 @@ class ZOModule(LightningModule):
         if KEY not in checkpoint:
             raise ConfigError("`ckpt_path` is not a checkpoint of zo_lightning")
         saved = checkpoint[KEY]
+        self.backend.load(
+            saved["bank"]
+        )  # first: it names `bank.capacity`, from which a cyclic direction's cycle follows
         check_method(saved["method"], self.method)
         if self.trainer.state.fn == "fit" and saved["seed"] != self.seed:
             raise ConfigError(f"the checkpoint was trained with `seed`={saved['seed']}, not {self.seed}: set it so")
         if saved["model"] != self.layout.model:
             rank_zero_warn(f"the checkpoint was trained on {saved['model']}; this run has {self.layout.model}")
-        self.backend.load(saved["bank"])
         self._step_end, self._step_end_version = checkpoint["loops"]["fit_loop"], self.backend.version
 
     def extra_repr(self) -> str:
