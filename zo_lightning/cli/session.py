@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from zo_lightning.cli.terminal import quiet_libraries
 from zo_lightning.config import instantiate
 from zo_lightning.core.method import Method
 from zo_lightning.core.types import BankSpec, Capabilities, Score
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from zo_lightning.callbacks.throughput import Throughput
     from zo_lightning.data import ExampleDataModule
     from zo_lightning.modules import ZOModule
+
+log = logging.getLogger(__name__)
 
 _DEFAULT_COLUMNS = 64  # the bank's columns when nobody asks for a number: beyond, each costs time in every step
 
@@ -35,10 +39,16 @@ class Session:
     throughput: Throughput
     num_truncated: int
 
+    def describe(self) -> str:
+        """What is trained, and on how many examples."""
+        sizes = ", ".join(f"{len(getattr(self.data, name)):,} {name}" for name in ("train", "dev", "test"))
+        return f"{self.module.extra_repr()}\nexamples: {sizes}"
+
     @contextmanager
     def engine(self) -> Iterator[None]:
         """The backend, open: one engine serves every test and fit of the run."""
         module = self.module
+        log.info("starting %s", type(module.backend).__name__)
         try:
             module.backend.open(module.layout, module.method.direction, module.method.update, module.bank)
             yield
@@ -78,6 +88,7 @@ def build(config: DictConfig) -> Session:
         ConfigError: for a configuration that cannot run.
         DataError: for a model or data that cannot be had.
     """
+    quiet_libraries()
     backend = instantiate(config.backend)
     method, bank = build_method(config, backend.capabilities)
     scheduler = instantiate(config.scheduler) if config.scheduler else None

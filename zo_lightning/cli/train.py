@@ -38,6 +38,7 @@ def train(config: DictConfig, output: Path, checkpoint: Path | None) -> float | 
     from zo_lightning.cli.session import build
 
     session = build(config)
+    log.info("%s", session.describe())
     with session.engine():
         results, metrics = _measured(session, checkpoint)
     _report(f"{config.model.name} on {config.task.name}", output, results)

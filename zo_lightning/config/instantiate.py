@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from zo_lightning.errors import ConfigError
+from zo_lightning.errors import ConfigError, ZOError
 
 ALLOWED = ("zo_lightning", "lightning", "torch", "torchmetrics")
 
@@ -22,6 +22,7 @@ def instantiate(config: Any, **runtime: Any) -> Any:
         ConfigError: for a target outside the allowed packages.
         TypeError: for a dataclass among the runtime arguments.
     """
+    from hydra.errors import InstantiationException
     from hydra.utils import instantiate as hydra_instantiate
 
     for name, value in runtime.items():
@@ -30,7 +31,12 @@ def instantiate(config: Any, **runtime: Any) -> Any:
     for target in _targets(config):
         if target.partition(".")[0] not in ALLOWED:
             raise ConfigError(f"`_target_: {target}` is outside {', '.join(ALLOWED)}: it is not instantiated")
-    return hydra_instantiate(config, **runtime, _convert_="all")
+    try:
+        return hydra_instantiate(config, **runtime, _convert_="all")
+    except InstantiationException as error:
+        if isinstance(error.__cause__, ZOError):  # Hydra wraps what a constructor raises
+            raise error.__cause__ from None
+        raise
 
 
 def _targets(config: Any) -> list[str]:

@@ -134,8 +134,6 @@ class LowRankBank:
         return {
             "version": self.version,
             "rank": self.spec.rank,
-            "capacity": self.spec.capacity,
-            "policy": self.spec.policy,
             "matrices": [[m.name, m.rows, m.cols] for m in self.layout.matrices],
             "num_merged": self.num_merged,
             "slots": [list(stage) for stage in self._slots],
@@ -147,14 +145,20 @@ class LowRankBank:
         """Restore a snapshot; right factors are made anew from their stages.
 
         Raises:
-            ConfigError: if the snapshot is of another layout, rank, capacity or policy.
+            ConfigError: if the snapshot is of another layout or rank, or fills more slots than there are.
         """
-        expected = self.snapshot()
-        for field in ("rank", "capacity", "policy", "matrices"):
-            if snapshot[field] != expected[field]:
-                where = "model" if field == "matrices" else {"rank": "direction.rank"}.get(field, f"bank.{field}")
-                shown = "other matrices" if field == "matrices" else f"{field} {snapshot[field]}"
-                raise ConfigError(f"the checkpoint has {shown}; this run does not. Set `{where}` as it was trained")
+        matrices = [[m.name, m.rows, m.cols] for m in self.layout.matrices]
+        if snapshot["matrices"] != matrices:
+            raise ConfigError("the checkpoint is of a model with other matrices: set `model` as it was trained")
+        if snapshot["rank"] != self.spec.rank:
+            raise ConfigError(
+                f"the checkpoint has rank {snapshot['rank']}, this run {self.spec.rank}: set `direction.rank` as it was"
+            )
+        if len(snapshot["slots"]) > self.spec.num_slots:
+            raise ConfigError(
+                f"the checkpoint fills {len(snapshot['slots'])} slots, this bank has {self.spec.num_slots}: set "
+                f"`bank.capacity` to at least {len(snapshot['slots']) * self.spec.rank}"
+            )
         self.version, self.num_merged = snapshot["version"], snapshot["num_merged"]
         self._slots, self._state, self._drawn = [], [], None
         self._left_OC.zero_()

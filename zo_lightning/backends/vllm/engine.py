@@ -126,6 +126,7 @@ class VllmBackend:
             "enable_prefix_caching": True,
             "worker_extension_cls": _WORKER,
             "enforce_eager": not torch.cuda.is_available(),
+            "use_tqdm_on_load": False,
             "skip_tokenizer_init": True,  # requests are token ids
             "seed": 0,
         }

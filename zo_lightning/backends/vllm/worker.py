@@ -6,6 +6,8 @@ the left factors of a checkpoint.
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
 from typing import Any
 
 import torch
@@ -29,6 +31,9 @@ class ZOWorker:
 
     def zo_open(self, layout: tuple[Any, ...], direction: Recipe, update: Recipe, bank: Recipe, points: int) -> int:
         """Build the bank and register one pinned adapter a point. Returns the number of matrices found."""
+        if multiprocessing.parent_process() is not None:
+            # Ctrl-C reaches every process of the terminal; the trainer decides when the engine ends.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         model, num_parameters, matrices = layout
         specs = tuple(MatrixSpec(name=name, rows=rows, cols=cols) for name, rows, cols in matrices)
         self.zo_factors = EngineFactors(

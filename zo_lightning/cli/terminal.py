@@ -1,0 +1,20 @@
+"""What the terminal shows: our own lines, not the chatter of the libraries beneath."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+
+
+def quiet_libraries() -> None:
+    """Keep the libraries' notes out of the terminal; the run's log file still has their log lines."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+    import lightning.pytorch  # noqa: F401  (sets its own level when imported)
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
