@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -285,24 +286,47 @@ def test_a_snapshot_is_a_copy(small_layout: Layout) -> None:
     assert_same(snapshot, kept)
 
 
-OTHERS: dict[str, Callable[[Layout], LowRankBank]] = {
-    "direction.rank": lambda layout: make(
-        layout, spec=BankSpec(rank=4, capacity=8), direction=replace(DIRECTION, rank=4)
-    ),
-    "bank.capacity": lambda layout: make(layout, spec=replace(SPEC, capacity=16)),
-    "bank.policy": lambda layout: make(layout, spec=replace(SPEC, policy="refuse")),
-    "model": lambda layout: make(replace(layout, matrices=(*layout.matrices, MatrixSpec(name="c", rows=1, cols=1)))),
-}
+def of_rank_4(layout: Layout) -> LowRankBank:
+    return make(layout, spec=BankSpec(rank=4, capacity=8), direction=replace(DIRECTION, rank=4))
 
 
-@pytest.mark.parametrize("key", OTHERS)
-def test_a_snapshot_of_another_run_is_refused_by_the_key_to_change(small_layout: Layout, key: str) -> None:
+def of_another_model(layout: Layout) -> LowRankBank:
+    return make(replace(layout, matrices=(*layout.matrices, MatrixSpec(name="c", rows=1, cols=1))))
+
+
+def with_five_slots_filled(layout: Layout) -> LowRankBank:
+    bank = make(layout, spec=BankSpec(rank=2, capacity=16))
+    for step in range(0, 15, 3):
+        bank.commit(record(step, DIRECTION, version=bank.version))
+    return bank
+
+
+@pytest.mark.parametrize(
+    ("other", "key"),
+    [
+        (of_rank_4, "`direction.rank`"),
+        (of_another_model, "`model`"),
+        (with_five_slots_filled, "`bank.capacity` to at least 10"),
+    ],
+)
+def test_a_snapshot_that_does_not_fit_is_refused_by_the_key_to_change(
+    small_layout: Layout, other: Callable[[Layout], LowRankBank], key: str
+) -> None:
     bank = make(small_layout)
     bank.commit(record(0, DIRECTION))
     before = bank.snapshot()
-    with pytest.raises(ConfigError, match=f"`{key}`"):
-        bank.load(OTHERS[key](small_layout).snapshot())
+    with pytest.raises(ConfigError, match=re.escape(key)):
+        bank.load(other(small_layout).snapshot())
     assert_same(bank.snapshot(), before)
+
+
+def test_a_larger_bank_takes_a_smaller_ones_snapshot(small_layout: Layout) -> None:
+    bank, larger = make(small_layout), make(small_layout, spec=BankSpec(rank=2, capacity=16, policy="merge"))
+    for step in range(12):
+        bank.commit(record(step, DIRECTION))
+    larger.load(bank.snapshot())
+    larger.commit(record(12, DIRECTION))  # a fifth stage, which the smaller bank has no slot for
+    assert larger.num_columns == 10 and torch.equal(larger.left_OC[:, :8], bank.left_OC)
 
 
 # --- what the direction's settings mean for the bank
