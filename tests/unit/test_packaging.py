@@ -1,0 +1,91 @@
+"""What is declared, shipped and linked. Faults here show only on other people's machines."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "zo_lightning"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DISTRIBUTIONS = {"hydra": "hydra-core"}  # where the import has another name
+
+
+def declared(*extras: str) -> dict[str, Requirement]:
+    """Requirements of the project and some of its extras, by canonical name."""
+    lines = PROJECT["dependencies"] + [line for name in extras for line in PROJECT["optional-dependencies"][name]]
+    requirements = map(Requirement, lines)
+    return {canonicalize_name(requirement.name): requirement for requirement in requirements}
+
+
+def test_malicious_lightning_releases_are_excluded() -> None:
+    allowed = declared()["lightning"].specifier
+    assert not allowed.contains("2.6.2")
+    assert not allowed.contains("2.6.3")
+    assert allowed.contains("2.6.6")
+
+
+def test_what_the_code_imports_is_declared_and_nothing_else() -> None:
+    trees = [ast.parse(file.read_text()) for file in PACKAGE.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    tops = {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"zo_lightning"}
+    assert {canonicalize_name(DISTRIBUTIONS.get(top, top)) for top in tops} == declared("vllm").keys()
+
+
+def test_root_folders_are_links_into_the_package() -> None:
+    for name in ("conf", "callbacks"):
+        assert (ROOT / name).is_symlink()
+        assert (ROOT / name).resolve() == PACKAGE / name
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel, built from a copy: a build folder in the tree would lend it stale files."""
+    folder = tmp_path_factory.mktemp("wheel")
+    shutil.copytree(PACKAGE, folder / "zo_lightning", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir=out"]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, "."], cwd=folder, check=True)
+    (built,) = (folder / "out").glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_configuration_and_types_and_one_top_level_name(wheel: Path) -> None:
+    shipped = set(zipfile.ZipFile(wheel).namelist())
+    local = PACKAGE / "conf" / "local"  # a machine's own settings
+    yaml = {str(file.relative_to(ROOT)) for file in PACKAGE.rglob("*.yaml") if local not in file.parents}
+    assert yaml <= shipped
+    assert "zo_lightning/py.typed" in shipped
+    tops = {name.split("/")[0] for name in shipped if ".dist-info/" not in name}
+    assert tops == {"zo_lightning"}
+    assert any(name.endswith("/licenses/LICENSE") for name in shipped)
+
+
+def test_the_wheel_composes_its_configuration_in_another_folder(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    code = "import sys; from zo_lightning.cli.train import main; sys.argv = ['zo-train', '--cfg', 'job']; main()"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    # -P: nothing but PYTHONPATH and the installed packages
+    printed = subprocess.run(
+        [sys.executable, "-P", "-c", f"import zo_lightning; print(zo_lightning.__file__); {code}"],
+        cwd=tmp_path,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert printed.startswith(str(tmp_path / "site"))
+    assert "name: smollm2-135m" in printed
