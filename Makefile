@@ -23,10 +23,10 @@ test: $(INSTALLED) ## what CI runs: linters, types and the tests that are not sl
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
-	@$(BIN)/pytest -m "not slow"
+	@$(BIN)/python -m pytest -m "not slow"
 
 test-slow: $(INSTALLED) ## the long proofs and measurements
-	@$(BIN)/pytest -m slow
+	@$(BIN)/python -m pytest -m slow
 
 format: $(INSTALLED) ## format the code and mend what a linter can
 	@$(BIN)/ruff format
