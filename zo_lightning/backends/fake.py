@@ -37,7 +37,7 @@ from zo_lightning.errors import ConfigError, EngineError
 _NOISE = 0.5  # an example's own share of its target; the rest is common to all, so that there is something to learn
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=128)  # each entry is as large as the layout
 def _drawn(seed: int, size: int) -> torch.Tensor:
     return rng.normals(seed, rng.ROLE_LEFT, step=0, index=0, counts=(size,)).double()
 

@@ -48,6 +48,11 @@ def _run_folder(ckpt_path: str | None) -> Path | None:
 
 @hydra.main(version_base="1.3", config_path="pkg://zo_lightning.conf", config_name="eval")
 def _main(config: DictConfig) -> None:
+    run(config)
+
+
+def run(config: DictConfig) -> None:
+    """Score the checkpoint and print one line of JSON."""
     with reported():
         checkpoint, _ = resolve_checkpoint(config, Path(config.paths.root))
         if checkpoint is None:

@@ -60,16 +60,19 @@ class Results:
 
 
 def read_metrics(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Series of (step, value) from the CSV logger's file; empty without one."""
-    series: dict[str, list[tuple[int, float]]] = {}
-    path = folder / "csv" / "metrics.csv"
-    if path.exists():
+    """Series of (step, value) from the CSV logger's files; empty without one.
+
+    A run that went on has several files; where they overlap, the later one tells what was kept.
+    """
+    series: dict[str, dict[int, float]] = {}
+    versions = sorted((folder / "csv").glob("version_*/metrics.csv"), key=lambda path: path.stat().st_mtime)
+    for path in versions:
         with path.open() as file:
             for row in csv.DictReader(file):
                 for name, value in row.items():
                     if value and name not in ("step", "epoch"):
-                        series.setdefault(name, []).append((int(row["step"]) + 1, float(value)))
-    return series
+                        series.setdefault(name, {})[int(row["step"]) + 1] = float(value)
+    return {name: sorted(points.items()) for name, points in series.items()}
 
 
 def draw_curve(folder: Path, title: str, results: Results) -> Path | None:
@@ -81,6 +84,7 @@ def draw_curve(folder: Path, title: str, results: Results) -> Path | None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     figure, (loss, accuracy) = pyplot.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
     steps, values = zip(*series["train/loss"], strict=True)
@@ -92,6 +96,7 @@ def draw_curve(folder: Path, title: str, results: Results) -> Path | None:
         ends = [getattr(results.before, name), getattr(results.after, name)]
         axis.plot([0, results.steps], ends, "s", color="tab:green", label="test")
         axis.set_xlabel("step")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.3)
     for step, scores in ((0, results.before), (results.steps, results.after)):
         accuracy.vlines(step, scores.accuracy_low, scores.accuracy_high, color="tab:green", alpha=0.6)

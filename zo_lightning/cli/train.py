@@ -24,6 +24,11 @@ register()
 @hydra.main(version_base="1.3", config_path="pkg://zo_lightning.conf", config_name="train")
 def main(config: DictConfig) -> float | None:
     """Run one job; returns ``optimized_metric`` for sweepers."""
+    return run(config)
+
+
+def run(config: DictConfig) -> float | None:
+    """Claim the run's folder and train, with errors as one message."""
     with reported():
         checkpoint, folder = resolve_checkpoint(config, Path(config.paths.root))
         if folder is not None:
@@ -76,3 +81,7 @@ def _report(title: str, output: Path, results: Results) -> None:
     results.write(output)
     curve = draw_curve(output, title, results)
     print_card(title, results, output, [output / "results.json", *([curve] if curve else []), output / CHECKPOINT])
+
+
+if __name__ == "__main__":
+    main()

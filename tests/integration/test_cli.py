@@ -1,0 +1,232 @@
+"""The command line on a tiny model: what a run writes, how it goes on, and what bad input is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from filelock import FileLock
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig
+
+from zo_lightning.cli import eval as zo_eval
+from zo_lightning.cli import train as zo_train
+from zo_lightning.config import register
+
+TINY = [
+    "model=tiny-llama",
+    "backend=dense",
+    "scheduler=constant",
+    "update.lr=1e-4",
+    "task.num_train=40",
+    "task.num_dev=16",
+    "task.num_test=32",
+    "trainer.max_steps=6",
+    "trainer.val_check_interval=null",
+    "trainer.check_val_every_n_epoch=1",
+    "callbacks.checkpoint.every_n_train_steps=2",
+]
+Compose = Callable[..., DictConfig]
+
+
+@pytest.fixture
+def composed(tmp_path: Path) -> Compose:
+    """A run's configuration with its folder under ``tmp_path``."""
+
+    def compose_run(*overrides: str, folder: str = "run", name: str = "train", tiny: bool = True) -> DictConfig:
+        register()
+        with initialize_config_module("zo_lightning.conf", version_base="1.3"):
+            paths = [f"paths.root={tmp_path}", f"paths.output_dir={tmp_path / folder}"]
+            return compose(name, [*(TINY if tiny else []), *paths, *overrides])
+
+    return compose_run
+
+
+def bank(folder: Path) -> dict:
+    saved = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    return saved["zo_lightning"]["bank"]
+
+
+def message(capsys: pytest.CaptureFixture[str], call: Callable[[], object]) -> str:
+    with pytest.raises(SystemExit) as stop:
+        call()
+    assert stop.value.code == 2
+    printed = capsys.readouterr().err
+    assert "Traceback" not in printed
+    return printed
+
+
+def test_a_run_leaves_results_a_curve_and_a_checkpoint(composed: Compose, tmp_path: Path, capsys):
+    value = zo_train.run(composed())
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["steps"] == 6
+    assert results["base_digest_unchanged"] is True
+    assert results["num_parameters"] == 492_416
+    for scores in (results["before"], results["after"]):
+        assert scores["accuracy_low"] <= scores["accuracy"] <= scores["accuracy_high"]
+    assert results["before"]["loss"] != results["after"]["loss"]
+    assert results["seconds_per_step"] > 0 and results["tokens_per_second"] > 0
+    assert (tmp_path / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert bank(tmp_path / "run")["version"] == 6
+    assert isinstance(value, float)
+    assert "test accuracy" in capsys.readouterr().out
+
+
+def test_a_folder_goes_on_in_place_as_if_unbroken(composed: Compose, tmp_path: Path):
+    zo_train.run(composed(folder="whole"))
+    zo_train.run(composed("trainer.max_steps=4", folder="parts"))
+    zo_train.run(composed(f"ckpt_path={tmp_path / 'parts'}", folder="ignored"))
+    whole, parts = bank(tmp_path / "whole"), bank(tmp_path / "parts")
+    assert parts["version"] == 6
+    assert torch.equal(whole["left"], parts["left"])
+    assert not (tmp_path / "ignored" / "results.json").exists()
+
+
+def test_a_file_forks_and_leaves_the_old_run_alone(composed: Compose, tmp_path: Path):
+    zo_train.run(composed("trainer.max_steps=4", folder="old"))
+    before = (tmp_path / "old" / "checkpoints" / "last.ckpt").read_bytes()
+    zo_train.run(composed(f"ckpt_path={tmp_path / 'old' / 'checkpoints' / 'last.ckpt'}", folder="new"))
+    assert bank(tmp_path / "new")["version"] == 6
+    assert (tmp_path / "old" / "checkpoints" / "last.ckpt").read_bytes() == before
+
+
+def test_last_is_the_newest_run_of_the_same_configuration(composed: Compose, tmp_path: Path, capsys):
+    zo_train.run(composed(folder="outputs/day/one"))
+    zo_train.run(composed("update.lr=2e-4", folder="outputs/day/two"))
+    zo_train.run(composed("ckpt_path=last"))
+    assert not (tmp_path / "run" / "results.json").exists()
+    assert "no run with this configuration" in message(
+        capsys, lambda: zo_train.run(composed("ckpt_path=last", "update.lr=3e-4"))
+    )
+
+
+def test_a_folder_holds_one_run(composed: Compose, tmp_path: Path, capsys):
+    zo_train.run(composed())
+    assert "holds a run already" in message(capsys, lambda: zo_train.run(composed()))
+    lock = FileLock(tmp_path / "run" / ".lock", thread_local=False)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(lock.acquire).result()
+        said = message(capsys, lambda: zo_train.run(composed(f"ckpt_path={tmp_path / 'run'}")))
+        lock.release()
+    assert "another run is writing" in said and "hydra.run.dir" in said
+
+
+def test_eval_repeats_the_score_after_training(composed: Compose, tmp_path: Path, capsys):
+    zo_train.run(composed())
+    after = json.loads((tmp_path / "run" / "results.json").read_text())["after"]
+    capsys.readouterr()
+    (tmp_path / "eval").mkdir()
+    zo_eval.run(composed(f"ckpt_path={tmp_path / 'run'}", folder="eval", name="eval"))
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["test"] == after
+
+
+def test_eval_needs_a_checkpoint(composed: Compose, capsys):
+    assert "`ckpt_path`" in message(capsys, lambda: zo_eval.run(composed(name="eval")))
+
+
+def test_eval_takes_the_overrides_of_the_run(tmp_path: Path):
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("- model=tiny-llama\n- seed=7\n- ckpt_path=x\n")
+    checkpoint = f"ckpt_path={tmp_path}/checkpoints/last.ckpt"
+    assert zo_eval.with_saved_overrides(["seed=8", checkpoint]) == ["model=tiny-llama", "seed=8", checkpoint]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["model.path=/nowhere"], ["model.path"]),
+        (["trainer.precision=bf16-mixed"], ["trainer.precision", "backend.dtype"]),
+        (["update.weight_decay=0.1"], ["update.weight_decay"]),
+        (["update.lr=nan"], ["update.lr"]),
+        (["query.eps=0"], ["query.eps"]),
+        (["direction.rank=0"], ["direction.rank"]),
+        (["direction.scale=2"], ["direction.scale"]),
+        (["bank.capacity=3"], ["bank.capacity"]),
+        (["bank.capacity=2", "bank.policy=refuse", "trainer.max_steps=60"], ["bank.capacity", "cyclic"]),
+        (["backend=vllm", "bank.capacity=514"], ["bank.capacity", "512"]),
+        (["backend=vllm", "backend.max_points=1"], ["backend.max_points"]),
+        (["backend=vllm", "backend.process=thread"], ["backend.process"]),
+        (["data.batch_size=0"], ["data.batch_size"]),
+        (["task=sst2", "task.data_dir=/nowhere"], ["task.data_dir"]),
+        (["ckpt_path=/nowhere.ckpt"], ["ckpt_path"]),
+        (["backend._target_=os.system"], ["_target_"]),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else None,
+)
+def test_bad_input_names_its_key(composed: Compose, capsys, overrides: list[str], said: list[str]):
+    if any(override.startswith("task=") for override in overrides):
+        config = composed("model=tiny-llama", "backend=dense", *overrides, tiny=False)
+    else:
+        base = [o for o in TINY if o.split("=")[0] not in {override.split("=")[0] for override in overrides}]
+        config = composed(*base, *overrides, tiny=False)
+    printed = message(capsys, lambda: zo_train.run(config))
+    for word in said:
+        assert word in printed
+
+
+def test_a_users_own_file_is_a_task(composed: Compose, tmp_path: Path):
+    rows = [{"text": f"parcel number {i} came {'late' if i % 3 else 'early'}", "mood": i % 2} for i in range(40)]
+    for name in ("mine", "test"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = composed(
+        "model=tiny-llama",
+        "backend=dense",
+        "task=jsonl",
+        "task.template='{{ text }}. I am'",
+        "task.verbalisers={0: ' angry', 1: ' glad'}",
+        "task.label_field=mood",
+        f"task.train_file={tmp_path / 'mine.jsonl'}",
+        f"task.test_file={tmp_path / 'test.jsonl'}",
+        "task.num_dev=8",
+        "trainer.max_steps=2",
+        "trainer.val_check_interval=2",
+        tiny=False,
+    )
+    zo_train.run(config)
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 2
+
+
+def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "zo_lightning.cli.train", *arguments],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"COLUMNS": "120"},
+    )
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_exit_code_130(tmp_path: Path):
+    endless = [o for o in TINY if not o.startswith(("trainer.max_steps", "callbacks"))] + ["trainer.max_steps=100000"]
+    run = start(*endless, f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path)
+    metrics = tmp_path / "run" / "csv" / "version_0" / "metrics.csv"
+    deadline = time.monotonic() + 120
+    while not metrics.exists() and run.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    run.send_signal(signal.SIGINT)
+    printed, _ = run.communicate(timeout=60)
+    assert run.returncode == 130, printed
+    assert "Traceback" not in printed
+    assert bank(tmp_path / "run")["version"] > 0
+
+
+def test_a_sweep_makes_one_folder_a_job(tmp_path: Path):
+    tiny = [o for o in TINY if not o.startswith("trainer.max_steps")]
+    sweep = ["-m", "seed=1,2", "trainer.max_steps=2", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    run = start(*tiny, *sweep, cwd=tmp_path)
+    printed, _ = run.communicate(timeout=180)
+    assert run.returncode == 0, printed
+    found = sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/results.json"))
+    assert found == ["0", "1"]
+    digests = {json.loads((tmp_path / "sweep" / job / "run.json").read_text())["config_digest"] for job in found}
+    assert len(digests) == 2
