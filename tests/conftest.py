@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from zo_lightning.core.types import Example, Layout, MatrixSpec
+
+if TYPE_CHECKING:
+    from tests.backends import Opened
 
 
 @pytest.fixture(autouse=True)
@@ -29,3 +33,20 @@ def small_layout() -> Layout:
 def small_examples() -> tuple[Example, ...]:
     """50 examples with two options of one and two tokens."""
     return tuple(Example(prompt=(i, i + 1, 3), options=((100,), (200, 201)), label=i % 2) for i in range(50))
+
+
+@pytest.fixture(scope="session")
+def opened(request: pytest.FixtureRequest) -> Iterator[Opened]:
+    """The open backend of a row, which parametrises this fixture; ``tests/backends.py`` says why one at a time."""
+    from tests.backends import Opened, few_threads
+
+    with few_threads():
+        subject = Opened(request.param)
+        yield subject
+        subject.backend.close()
+
+
+@pytest.fixture
+def subject(opened: Opened) -> Opened:
+    """The row's open backend, back at version 0."""
+    return opened.reset()
