@@ -329,6 +329,19 @@ def test_a_larger_bank_takes_a_smaller_ones_snapshot(small_layout: Layout) -> No
     assert larger.num_columns == 10 and torch.equal(larger.left_OC[:, :8], bank.left_OC)
 
 
+def test_a_snapshot_from_before_a_merge_is_refused_after_it(small_layout: Layout) -> None:
+    """The base weights that it belongs to are gone; silently it would be another model."""
+    bank = make(small_layout, spec=replace(SPEC, policy="merge"), fold=lambda left_OC, right_IC: None)
+    older = bank.snapshot()
+    for step in range(13):
+        bank.commit(record(step, DIRECTION))
+    assert bank.num_merged == 1
+    with pytest.raises(ConfigError, match=r"`bank\.policy=merge` has written"):
+        bank.load(older)
+    bank.load(bank.snapshot())  # one from after the merge brings its weights along
+    assert bank.version == 13
+
+
 # --- what the direction's settings mean for the bank
 
 

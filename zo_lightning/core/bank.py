@@ -145,7 +145,8 @@ class LowRankBank:
         """Restore a snapshot; right factors are made anew from their stages.
 
         Raises:
-            ConfigError: if the snapshot is of another layout or rank, or fills more slots than there are.
+            ConfigError: if the snapshot is of another layout or rank, fills more slots than there are, or needs base
+                weights that a merge has overwritten.
         """
         matrices = [[m.name, m.rows, m.cols] for m in self.layout.matrices]
         if snapshot["matrices"] != matrices:
@@ -158,6 +159,11 @@ class LowRankBank:
             raise ConfigError(
                 f"the checkpoint fills {len(snapshot['slots'])} slots, this bank has {self.spec.num_slots}: set "
                 f"`bank.capacity` to at least {len(snapshot['slots']) * self.spec.rank}"
+            )
+        if self.num_merged and not snapshot["num_merged"]:
+            raise ConfigError(
+                "`bank.policy=merge` has written into the base weights, which a checkpoint from before the first merge "
+                "does not hold: load it into a backend that was opened anew"
             )
         self.version, self.num_merged = snapshot["version"], snapshot["num_merged"]
         self._slots, self._state, self._drawn = [], [], None

@@ -105,8 +105,8 @@ class EngineFactors:
 
     def program(self, points: list[Point]) -> None:
         """Write the factors of each point; only columns that differ from what its adapter holds."""
-        for adapter, point in enumerate(points):
-            probes = self.bank.probes(point)
+        # All probes first: a new stage may fold full slots into the base, which changes what every adapter must hold.
+        for adapter, probes in enumerate([self.bank.probes(point) for point in points]):
             if self._generation[adapter] != self.bank.generation:
                 self._write_all(adapter)
             for slot in self._stale[adapter] | (set() if self._separate else set(probes)):
