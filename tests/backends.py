@@ -77,8 +77,12 @@ class Opened:
         self.backend.open(self.layout, directions(refresh_every=3), Sgd(lr=1.0), self.bank)
 
     def reset(self) -> Opened:
-        """Back to version 0."""
-        self.backend.load(self._empty)
+        """Back to version 0: by a snapshot, or anew once the base has changed."""
+        if self.backend.snapshot()["num_merged"]:
+            self.backend.close()
+            self.open()
+        else:
+            self.backend.load(self._empty)
         return self
 
     def ask(
