@@ -103,7 +103,7 @@ class TextTaskConf:
     _target_: str = "zo_lightning.tasks.TextTask"
     name: str = MISSING
     template: str = MISSING
-    verbalisers: dict[str, str] = MISSING
+    verbalisers: Any = MISSING  # a mapping whose keys may be numbers or text
     label_field: str = "label"
     data_dir: str | None = None
     train_file: str | None = None
@@ -130,6 +130,7 @@ class SentimentTaskConf:
     num_dev: int = 200
     num_test: int = 400
     sampling_seed: int = 0
+    truncate: str = "error"
 
 
 @dataclass

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar
 
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
+from zo_lightning.deadline import answer_within
 from zo_lightning.errors import DataError
 from zo_lightning.models.folder import missing_parts
 
@@ -20,7 +17,6 @@ _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")  # config, tokenizer, c
 _OTHER_FORMATS = ("original/*", "onnx/*")
 
 _log = logging.getLogger(__name__)
-_Answer = TypeVar("_Answer")
 
 
 def fetch(repo: str, revision: str | None) -> Path:
@@ -34,7 +30,7 @@ def fetch(repo: str, revision: str | None) -> Path:
         DataError: if the model can be had neither from the hub nor from its cache on this machine.
     """
     try:
-        files = _answer_within(_DEADLINE, lambda: _list_files(repo, revision))
+        files = answer_within(_DEADLINE, lambda: _list_files(repo, revision))
         weights = "*.safetensors" if any(file.endswith(".safetensors") for file in files) else "*.bin"
         return _snapshot(repo, revision, weights)
     except Exception as error:  # the edge of the process: sockets, TLS, HTTP and storage raise many kinds
@@ -78,20 +74,3 @@ def _earlier_download(repo: str, revision: str | None, error: Exception) -> Path
         f"could not get the model `{repo}` from the Hugging Face hub ({reason}), and this "
         f"machine has {lacks}.{licence} Point `model.path=/folder` at a local copy."
     ) from error
-
-
-def _answer_within(seconds: float, call: Callable[[], _Answer]) -> _Answer:
-    """``call()``, or TimeoutError: name look-ups and connecting to one address after another know no total limit."""
-    answer: Future[_Answer] = Future()
-
-    def work() -> None:
-        try:
-            answer.set_result(call())
-        except Exception as error:  # handed to the waiting thread
-            answer.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    try:
-        return answer.result(timeout=seconds)
-    except TimeoutError:
-        raise TimeoutError(f"no answer within {seconds:g} s") from None

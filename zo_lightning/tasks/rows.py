@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zo_lightning.deadline import answer_within
 from zo_lightning.errors import DataError
 
 HUB_TIMEOUT = 15.0  # seconds to a first answer
@@ -90,7 +88,7 @@ def read_hub(path: str, config: str | None, validation_split: str, *, task: str)
 
         if not datasets.config.HF_HUB_OFFLINE:  # offline, the local cache answers at once or never
             # `load_dataset` retries an unreachable hub for minutes: ask it one question first
-            _answer_within(HUB_TIMEOUT, lambda: huggingface_hub.HfApi().dataset_info(path, timeout=HUB_TIMEOUT))
+            answer_within(HUB_TIMEOUT, lambda: huggingface_hub.HfApi().dataset_info(path, timeout=HUB_TIMEOUT))
         splits = datasets.load_dataset(path, config)
         return _hub_rows(splits["train"], path, "train"), _hub_rows(splits[validation_split], path, validation_split)
     except Exception as error:  # the packages raise some twenty types for a missing network, data set or split
@@ -103,20 +101,3 @@ def read_hub(path: str, config: str | None, validation_split: str, *, task: str)
 
 def _hub_rows(split: Any, path: str, name: str) -> list[Row]:
     return [Row(f"{path} {name} row {number}", fields) for number, fields in enumerate(split.to_list())]
-
-
-def _answer_within(seconds: float, question: Callable[[], Any]) -> Any:
-    """A call's result or TimeoutError: looking up a name and trying several addresses have no limit of their own."""
-    future: Future[Any] = Future()
-
-    def ask() -> None:
-        try:
-            future.set_result(question())
-        except Exception as error:  # handed to the waiting thread
-            future.set_exception(error)
-
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        return future.result(timeout=seconds)
-    except TimeoutError:
-        raise TimeoutError(f"no answer within {seconds:g} s") from None
