@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+
+# As the command line does, before torch is imported: spinning threads crawl beside another busy process.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from zo_lightning.core.types import Example, Layout, MatrixSpec
 
@@ -38,9 +42,9 @@ def small_examples() -> tuple[Example, ...]:
 @pytest.fixture(scope="session")
 def opened(request: pytest.FixtureRequest) -> Iterator[Opened]:
     """The open backend of a row, which parametrises this fixture; ``tests/backends.py`` says why one at a time."""
-    from tests.backends import Opened, few_threads
+    from tests.backends import Opened, threads_for
 
-    with few_threads():
+    with threads_for(request.param):
         subject = Opened(request.param)
         yield subject
         subject.backend.close()

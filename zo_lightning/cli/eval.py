@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from zo_lightning.cli.errors import reported
 from zo_lightning.cli.folder import resolve_checkpoint
+from zo_lightning.cli.terminal import quiet_libraries
 from zo_lightning.config import register
 from zo_lightning.errors import ConfigError
 
@@ -57,6 +58,7 @@ def run(config: DictConfig) -> None:
         checkpoint, _ = resolve_checkpoint(config, Path(config.paths.root))
         if checkpoint is None:
             raise ConfigError("`ckpt_path` is missing: name a .ckpt file, a run's folder, or `last`")
+        quiet_libraries()
         from zo_lightning.cli.report import Scores
         from zo_lightning.cli.session import build
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from zo_lightning.cli.terminal import quiet_libraries
 from zo_lightning.config import instantiate
 from zo_lightning.core.method import Method
 from zo_lightning.core.types import BankSpec, Capabilities, Score
@@ -88,7 +87,6 @@ def build(config: DictConfig) -> Session:
         ConfigError: for a configuration that cannot run.
         DataError: for a model or data that cannot be had.
     """
-    quiet_libraries()
     backend = instantiate(config.backend)
     method, bank = build_method(config, backend.capabilities)
     scheduler = instantiate(config.scheduler) if config.scheduler else None

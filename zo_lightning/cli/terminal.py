@@ -1,4 +1,4 @@
-"""What the terminal shows: our own lines, not the chatter of the libraries beneath."""
+"""How the libraries beneath behave in a terminal: quiet, and good neighbours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ import warnings
 
 
 def quiet_libraries() -> None:
-    """Keep the libraries' notes out of the terminal; the run's log file still has their log lines."""
+    """Keep the libraries' notes out of the terminal; the run's log file still has their log lines.
+
+    Call it before torch is imported, which reads its environment then.
+    """
+    # Threads that spin while they wait make every step several times slower beside any other busy process.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from zo_lightning.cli.errors import reported
 from zo_lightning.cli.folder import CHECKPOINT, claimed, resolve_checkpoint
+from zo_lightning.cli.terminal import quiet_libraries
 from zo_lightning.config import register
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def run(config: DictConfig) -> float | None:
 
 def train(config: DictConfig, output: Path, checkpoint: Path | None) -> float | None:
     """Train and report. The engine lives as long as this call."""
+    quiet_libraries()
     from zo_lightning.cli.session import build
 
     session = build(config)
