@@ -126,8 +126,8 @@ def on_rows(*rows: Row) -> pytest.MarkDecorator:
 
 
 @contextmanager
-def few_threads() -> Iterator[None]:
-    """One thread: tiny models gain nothing from a second, and threads that wait for each other crawl on a busy machine.
+def one_thread() -> Iterator[None]:
+    """Tiny models gain nothing from a second thread, and threads that wait for each other crawl on a busy machine.
 
     ``torch.set_num_threads`` itself is a function that does nothing once an engine has run in this process.
     """

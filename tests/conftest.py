@@ -42,9 +42,9 @@ def small_examples() -> tuple[Example, ...]:
 @pytest.fixture(scope="session")
 def opened(request: pytest.FixtureRequest) -> Iterator[Opened]:
     """The open backend of a row, which parametrises this fixture; ``tests/backends.py`` says why one at a time."""
-    from tests.backends import Opened, threads_for
+    from tests.backends import Opened, one_thread
 
-    with threads_for(request.param):
+    with one_thread():
         subject = Opened(request.param)
         yield subject
         subject.backend.close()
