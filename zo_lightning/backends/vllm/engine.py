@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from zo_lightning import errors
 from zo_lightning.backends.vllm.scoring import Node, option_logprobs, trie_nodes
 from zo_lightning.backends.vllm.wire import pack, unpack, write_layout, write_point, write_record
 from zo_lightning.core.method import to_recipe
@@ -132,6 +133,8 @@ class VllmBackend:
         }
         self._llm = LLM(**(settings | self._engine_args))
         try:
+            if self.process == "child":
+                internals.fail_when_dead(self._llm.llm_engine.engine_core)
             self._rpc(
                 "zo_open",
                 write_layout(layout),
@@ -246,7 +249,10 @@ class VllmBackend:
         return _collect(asked, iter(outputs))
 
     def _rpc(self, method: str, *args: Any) -> Any:
-        return self._call(lambda llm: llm.collective_rpc(method, args=args))[0]
+        value, error, text = self._call(lambda llm: llm.collective_rpc("zo_call", args=(method, *args)))[0]
+        if error is not None:
+            raise getattr(errors, error)(text)
+        return value
 
     def _call(self, use: Any) -> Any:
         from vllm.v1.engine.exceptions import EngineDeadError

@@ -1,14 +1,16 @@
-"""Every private name of vLLM that the worker uses, and nothing else.
+"""Every private name of vLLM that we use, and nothing else.
 
 Three things of the CPU engine are undone here: linear weights that vanish into a packed copy, a
 sampler function that needs a compiler at the first batch, and an adapter path that copies factors
-for every token.
+for every token. One is added: calls that wait for a child engine fail when it dies.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from importlib import import_module
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -74,6 +76,32 @@ def _count_not_less(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 def _update_metadata(self: Any, *args: Any, **kwargs: Any) -> None:
     self.zo_update_metadata(*args, **kwargs)
     self.zo_runs = cpu_lora.token_runs(self)
+
+
+def fail_when_dead(client: Any) -> None:
+    """Let calls that wait for a child engine fail once its process is gone; vLLM's client would wait for ever.
+
+    Args:
+        client: vLLM's client of an engine in a child process.
+
+    Raises:
+        EngineError: if vLLM lacks what this needs.
+    """
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    resources, outputs, results = (_require(client, n) for n in ("resources", "outputs_queue", "utility_results"))
+    _require(resources, "engine_dead")
+    processes = _require(_require(resources, "engine_manager"), "processes")
+
+    def watch() -> None:
+        wait([process.sentinel for process in processes])
+        resources.engine_dead = True  # first: a call that begins from here on fails by itself
+        outputs.put(EngineDeadError())
+        for result in list(results.values()):
+            if not result.done():
+                result.set_exception(EngineDeadError())
+
+    threading.Thread(target=watch, name="zo-engine-watch", daemon=True).start()
 
 
 def pack_cpu_adapters(worker: Any) -> None:

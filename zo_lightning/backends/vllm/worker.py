@@ -18,7 +18,7 @@ from zo_lightning.backends.vllm.wire import Packed, pack, read_point, read_recor
 from zo_lightning.core.bank import LowRankBank
 from zo_lightning.core.method import Recipe, from_recipe
 from zo_lightning.core.types import BankSpec, Layout, MatrixSpec, Point
-from zo_lightning.errors import EngineError
+from zo_lightning.errors import ConfigError, EngineError, ZOError
 
 # Before the model is loaded: vLLM imports this module when it builds the worker.
 internals.install_cpu_replacements()
@@ -28,6 +28,16 @@ class ZOWorker:
     """Mixed into vLLM's worker class; reached through ``collective_rpc``."""
 
     zo_factors: EngineFactors
+
+    def zo_call(self, method: str, *args: Any) -> tuple[Any, str | None, str]:
+        """Run one of the methods below: its value, or the class and text of an error that a user can act on.
+
+        vLLM turns whatever is raised in a child process into a bare ``Exception``.
+        """
+        try:
+            return getattr(self, method)(*args), None, ""
+        except ZOError as error:
+            return None, type(error).__name__, str(error)
 
     def zo_open(self, layout: tuple[Any, ...], direction: Recipe, update: Recipe, bank: Recipe, points: int) -> int:
         """Build the bank and register one pinned adapter a point. Returns the number of matrices found."""
@@ -147,6 +157,11 @@ class EngineFactors:
 
     def _write_probes(self, adapter: int, probes: dict[int, torch.Tensor]) -> None:
         # One step's probes share a stage; the columns right behind the bank's are theirs.
+        if len(probes) > 1:
+            raise ConfigError(
+                "half-precision probes have rank columns for one stage, and a point of this method has directions of "
+                f"{len(probes)}: set `backend.dtype=float32`"
+            )
         columns = slice(self.bank.num_columns, self.bank.num_columns + self.bank.spec.rank)
         zero_OR = torch.zeros(self.bank.layout.num_rows, self.bank.spec.rank, device=self.bank.device)
         self._write_left(adapter, columns, next(iter(probes.values()), zero_OR))
