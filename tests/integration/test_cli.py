@@ -222,8 +222,8 @@ def test_ctrl_c_leaves_a_checkpoint_and_exit_code_130(tmp_path: Path):
 
 def test_a_sweep_makes_one_folder_a_job(tmp_path: Path):
     tiny = [o for o in TINY if not o.startswith("trainer.max_steps")]
-    sweep = ["-m", "seed=1,2", "trainer.max_steps=2", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
-    run = start(*tiny, *sweep, cwd=tmp_path)
+    sweep = ["seed=1,2", "trainer.max_steps=2", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    run = start("-m", *tiny, *sweep, cwd=tmp_path)
     printed, _ = run.communicate(timeout=180)
     assert run.returncode == 0, printed
     found = sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/results.json"))

@@ -73,10 +73,12 @@ def claimed(folder: Path, config: DictConfig, *, resume: bool) -> Iterator[None]
         lock.acquire()
     except Timeout:
         raise ConfigError(f"another run is writing into {folder}: set another `hydra.run.dir`") from None
-    with lock:
+    try:
         if not resume and (folder / CHECKPOINT).exists():
             raise ConfigError(
                 f"{folder} holds a run already: go on with `ckpt_path={folder}` or set another `hydra.run.dir`"
             )
         (folder / _ABOUT).write_text(json.dumps({"config_digest": config_digest(config)}) + "\n")
         yield
+    finally:
+        lock.release()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from zo_lightning.config import instantiate
 from zo_lightning.core.method import Method
+from zo_lightning.core.roles import Direction
 from zo_lightning.core.types import BankSpec, Capabilities, Score
 from zo_lightning.errors import ConfigError
 
@@ -122,10 +123,10 @@ def build(config: DictConfig) -> Session:
 
 def build_method(config: DictConfig, capabilities: Capabilities) -> tuple[Method, BankSpec]:
     """The four roles and the bank, checked against each other and the backend."""
-    bank = bank_spec(config, capabilities)
-    cycle = bank.num_slots if bank.policy == "cyclic" else None
+    direction = instantiate(config.direction)
+    bank = bank_spec(config, direction, capabilities)
     method = Method(
-        direction=instantiate(config.direction, cycle=cycle),
+        direction=replace(direction, cycle=bank.num_slots) if bank.policy == "cyclic" else direction,
         query=instantiate(config.query),
         estimator=instantiate(config.estimator),
         update=instantiate(config["update"]),  # config.update is a method of DictConfig
@@ -134,14 +135,14 @@ def build_method(config: DictConfig, capabilities: Capabilities) -> tuple[Method
     return method, bank
 
 
-def bank_spec(config: DictConfig, capabilities: Capabilities) -> BankSpec:
+def bank_spec(config: DictConfig, direction: Direction, capabilities: Capabilities) -> BankSpec:
     """The bank's size: as asked, or every stage of the run up to a limit."""
-    rank, policy = config.direction.rank, config.bank.policy.value
+    rank, policy = direction.rank, config.bank.policy.value
     capacity = config.bank.capacity
     if capacity is None:
         probes = rank if capabilities.probe_columns else 0
-        stages = -(-config.trainer.max_steps // max(config.direction.refresh_every, 1))
-        limit = max(min(_DEFAULT_COLUMNS, capabilities.max_rank - probes) // max(rank, 1), 1)
+        stages = -(-config.trainer.max_steps // direction.refresh_every)
+        limit = max(min(_DEFAULT_COLUMNS, capabilities.max_rank - probes) // rank, 1)
         capacity = rank * (min(stages, limit) if config.trainer.max_steps > 0 else limit)
     return BankSpec(rank=rank, capacity=capacity, policy=policy)
 
