@@ -1,8 +1,9 @@
 """Backends for tests: rows of the conformance table, opened once a session.
 
 Several vLLM engines can live in one process, but they share torch's process groups, and closing one of them takes the
-groups from all: the next request to another dies with ``pipeline model parallel group is not initialized``. Therefore
-only one lives at a time. The session fixture ``opened`` is parametrised with a ``Row``; pytest sorts the tests of all
+groups from all: the next request to another dies with ``pipeline model parallel group is not initialized``. And while
+one lives, the setting that would put another into a child process is cached, and without effect. Therefore only one
+lives at a time. The session fixture ``opened`` is parametrised with a ``Row``; pytest sorts the tests of all
 modules by it and finishes with one engine before it starts the next. A test that needs an engine takes that fixture and
 never opens another engine in this process while it is open.
 """
@@ -55,10 +56,11 @@ class Row:
     model: str = "tiny-llama"
     policy: str = "cyclic"
     dtype: str = "float32"
+    process: str = "inline"
 
     def __str__(self) -> str:
-        fields = (self.backend, self.model, self.policy, self.dtype)
-        return " ".join(f for f in fields if f not in ("cyclic", "float32"))
+        fields = (self.backend, self.model, self.policy, self.dtype, self.process)
+        return " ".join(f for f in fields if f not in ("cyclic", "float32", "inline"))
 
 
 class Opened:
@@ -116,13 +118,16 @@ def oracle_of(row: Row) -> Opened:
 
 
 def on_rows(*rows: Row) -> pytest.MarkDecorator:
-    """Parametrise the fixture ``opened``; rows that need vLLM are marked so, and skipped where it is missing."""
-    needs_vllm = (
-        pytest.mark.vllm,
-        pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM, which has no wheel for this machine"),
-    )
-    params = [pytest.param(row, marks=needs_vllm if row.backend == "vllm" else (), id=str(row)) for row in rows]
-    return pytest.mark.parametrize("opened", params, indirect=True)
+    """Parametrise the fixture ``opened``; what needs vLLM is marked so, and skipped where there is none."""
+    return pytest.mark.parametrize("opened", [pytest.param(r, marks=_marks(r), id=str(r)) for r in rows], indirect=True)
+
+
+def _marks(row: Row) -> list[pytest.MarkDecorator]:
+    if row.backend != "vllm":
+        return []
+    no_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM, which has no wheel for this machine")
+    slow = [pytest.mark.slow] if row.process == "child" else []  # starting one takes 20 seconds
+    return [pytest.mark.vllm, no_vllm, *slow]
 
 
 @contextmanager
@@ -168,4 +173,4 @@ def _make(row: Row) -> Any:
         case "dense":
             return DenseBackend(dtype=row.dtype, device="cpu", max_rows=16)  # type: ignore[arg-type]
         case _:
-            return VllmBackend(dtype=row.dtype, max_length=256)  # type: ignore[arg-type]
+            return VllmBackend(dtype=row.dtype, process=row.process, max_length=256)  # type: ignore[arg-type]

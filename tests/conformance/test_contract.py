@@ -14,7 +14,12 @@ from tests.backends import CAPACITY, EPS, RANK, TINY, Opened, Row, key_of, on_ro
 from zo_lightning.core.types import Generate, Observation, Score, StepRecord
 from zo_lightning.errors import ConfigError, EngineError, StaleVersionError
 
-ROWS = (Row("fake"), *(Row("dense", model) for model in TINY), *(Row("vllm", model) for model in TINY))
+ROWS = (
+    Row("fake"),
+    *(Row("dense", model) for model in TINY),
+    *(Row("vllm", model) for model in TINY),
+    Row("vllm", process="child"),
+)
 TOLERANCE = {"fake": 1e-12, "dense": 1e-5, "vllm": 1e-5}  # nats; a logit of 8 has steps of 1e-6
 
 pytestmark = on_rows(*ROWS)
