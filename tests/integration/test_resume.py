@@ -110,7 +110,7 @@ def test_skipped_steps_are_still_counted_after_a_resume(run, wrapped):
         (dict(direction=LowRank(rank=1, refresh_every=5, cycle=4)), r"`direction\.rank`=2, not 1"),
         (dict(update=Sgd(lr=0.1)), r"`update\.lr`=0\.3, not 0\.1"),
         (
-            dict(bank=BankSpec(rank=2, capacity=16), direction=LowRank(rank=2, refresh_every=5, cycle=8)),
+            dict(bank=BankSpec(rank=2, capacity=2), direction=LowRank(rank=2, refresh_every=5, cycle=1)),
             r"bank\.capacity",
         ),
         (dict(seed=7), r"`seed`=42, not 7"),

@@ -57,7 +57,6 @@ class DenseBackend:
         self._max_rows = max_rows
         self._model: Any = None
         self._bank: LowRankBank | None = None
-        self._layout: Layout | None = None
         self._weights: list[torch.Tensor] = []
         self._base: list[torch.Tensor] = []
 
@@ -79,7 +78,9 @@ class DenseBackend:
     def open(self, layout: Layout, direction: Direction, update: Update, bank: BankSpec) -> None:
         """Load the model and keep a copy of its trainable matrices."""
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging as transformers_logging
 
+        transformers_logging.disable_progress_bar()
         model: Any = AutoModelForCausalLM.from_pretrained(
             layout.model, dtype=getattr(torch, self.dtype), local_files_only=True
         )
@@ -87,7 +88,6 @@ class DenseBackend:
         self._weights = [self._model.get_submodule(matrix.name).weight for matrix in layout.matrices]
         self._base = [weight.clone() for weight in self._weights]
         self._bank = LowRankBank(bank, layout, direction, update, fold=self._fold, device=self.device)
-        self._layout = layout
 
     @torch.inference_mode()
     def evaluate(self, requests: Sequence[EvalRequest]) -> tuple[Observation, ...]:
@@ -120,11 +120,11 @@ class DenseBackend:
         Raises:
             EngineError: if it did not cover every parameter of the model.
         """
+        expected = self._opened().layout.num_parameters
         named = list(self._model.named_parameters())
         covered = sum(parameter.numel() for _, parameter in named)
-        assert self._layout is not None
-        if covered != self._layout.num_parameters:
-            raise EngineError(f"the model shows {covered} parameters, its layout says {self._layout.num_parameters}")
+        if covered != expected:
+            raise EngineError(f"the model shows {covered} parameters, its layout says {expected}")
         return BaseDigest(hex=digest_weights(named), num_parameters=covered)
 
     def close(self) -> None:

@@ -99,12 +99,16 @@ class FakeBackend:
         self._bank.commit(record)
 
     def snapshot(self) -> dict[str, Any]:
-        """The bank as plain containers and tensors."""
-        return self._bank.snapshot()
+        """The bank's snapshot; with merged weights, those too."""
+        snapshot = self._bank.snapshot()
+        if self._bank.num_merged:
+            snapshot["merged"] = [base_OI.clone() for base_OI in self._base]
+        return snapshot
 
     def load(self, snapshot: dict[str, Any]) -> None:
         """Restore a snapshot."""
         self._bank.load(snapshot)
+        self._base = [base_OI.clone() for base_OI in snapshot.get("merged", self._base)]
 
     def digest(self) -> BaseDigest:
         """Digest of the base weights, which only ``bank.policy=merge`` writes."""
