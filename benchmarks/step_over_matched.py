@@ -78,7 +78,7 @@ def measure(backend, direction, examples, steps: int) -> tuple[list[float], list
             record = StepRecord(step=number, version=backend.version, lr=1e-5, terms=estimate.terms)
             backend.commit(record)
 
-        both = [seconds(train), seconds(lambda batch=batch: backend.infer(batch + batch))]
+        both = [seconds(train), seconds(lambda batch=batch: backend.infer(batch, batch))]
         if number >= WARM_UP:
             for series, value in zip(times, both, strict=True):
                 series.append(value)

@@ -202,19 +202,17 @@ class VllmBackend:
             self._llm.llm_engine.engine_core.shutdown()
             self._llm = None
 
-    def infer(self, examples: Sequence[Example], adapter: int | None = None) -> list[dict[tuple[int, ...], Any]]:
-        """Next-token log-probabilities of every node of the examples' options.
+    def infer(self, *groups: Sequence[Example]) -> list[dict[tuple[int, ...], Any]]:
+        """Next-token log-probabilities at every node of the examples' options, by the base alone: plain inference.
 
         Args:
-            examples: what to ask.
-            adapter: which programmed adapter the requests carry; None for the base alone.
+            groups: what to ask, all at once; groups share no cached prefix, as parameter points do not.
         """
-        return self._generate([(example, adapter) for example in examples])[0]
+        return self._generate([(None, group) for group in groups])[0]
 
     def _score(self, requests: Sequence[EvalRequest], wave: Sequence[Point]) -> list[Observation]:
         start = time.perf_counter()
-        asked = [(example, wave.index(request.point) + 1) for request in requests for example in request.examples]
-        answers, tokens = self._generate(asked)
+        answers, tokens = self._generate([(wave.index(r.point) + 1, r.examples) for r in requests])
         seconds = (time.perf_counter() - start) / len(requests)
         remaining, counts = iter(answers), iter(tokens)
         observations = []
@@ -226,27 +224,21 @@ class VllmBackend:
         return observations
 
     def _generate(
-        self, asked: Sequence[tuple[Example, int | None]]
+        self, groups: Sequence[tuple[int | None, Sequence[Example]]]
     ) -> tuple[list[dict[tuple[int, ...], Any]], list[int]]:
-        """For each example: answers by node prompt, and the tokens that were computed for it."""
+        """For each example of (adapter, examples): answers by node prompt, and the tokens computed for it."""
         from vllm.lora.request import LoRARequest
 
-        adapters = {
-            adapter: None if adapter is None else LoRARequest(f"point{adapter}", adapter, "programmed in place")
-            for adapter in {adapter for _, adapter in asked}
-        }
-        # Factors change in place: a prefix cached under an old salt would be stale.
-        salt = next(self._salts)
-        nodes = [(node, adapter) for example, adapter in asked for node in trie_nodes(example)]
-        outputs = self._call(
-            lambda llm: llm.generate(
-                [{"prompt_token_ids": list(node.prompt), "cache_salt": f"{salt}-{adapter}"} for node, adapter in nodes],
-                [_sampling(node) for node, _ in nodes],
-                lora_request=[adapters[adapter] for _, adapter in nodes],
-                use_tqdm=False,
-            )
-        )
-        return _collect(asked, iter(outputs))
+        call, prompts, sampling, loras = next(self._salts), [], [], []
+        for number, (adapter, examples) in enumerate(groups):
+            lora = None if adapter is None else LoRARequest(f"point{adapter}", adapter, "programmed in place")
+            for node in itertools.chain.from_iterable(map(trie_nodes, examples)):
+                # Factors change in place: a prefix cached under an old salt would be stale.
+                prompts.append({"prompt_token_ids": list(node.prompt), "cache_salt": f"{call}-{number}"})
+                sampling.append(_sampling(node))
+                loras.append(lora)
+        outputs = self._call(lambda llm: llm.generate(prompts, sampling, lora_request=loras, use_tqdm=False))
+        return _collect([example for _, examples in groups for example in examples], iter(outputs))
 
     def _rpc(self, method: str, *args: Any) -> Any:
         value, error, text = self._call(lambda llm: llm.collective_rpc("zo_call", args=(method, *args)))[0]
@@ -267,11 +259,9 @@ class VllmBackend:
             ) from error
 
 
-def _collect(
-    asked: Sequence[tuple[Example, int | None]], outputs: Iterator[Any]
-) -> tuple[list[dict[tuple[int, ...], Any]], list[int]]:
+def _collect(examples: Sequence[Example], outputs: Iterator[Any]) -> tuple[list[dict[tuple[int, ...], Any]], list[int]]:
     answers, tokens = [], []
-    for example, _ in asked:
+    for example in examples:
         found, computed = {}, 0
         for node in trie_nodes(example):
             output = next(outputs)
