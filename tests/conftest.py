@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-# As the command line does, before torch is imported: spinning threads crawl beside another busy process.
+# Before torch is imported: threads that spin while they wait crawl beside another busy process.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from zo_lightning.core.types import Example, Layout, MatrixSpec

@@ -1,4 +1,4 @@
-"""How the libraries beneath behave in a terminal: quiet, and good neighbours."""
+"""What the terminal shows: our own lines, not the chatter of the libraries beneath."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ def quiet_libraries() -> None:
 
     Call it before torch is imported, which reads its environment then.
     """
-    # Threads that spin while they wait make every step several times slower beside any other busy process.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
