@@ -195,9 +195,9 @@ def test_a_users_own_file_is_a_task(composed: Compose, tmp_path: Path):
     assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 2
 
 
-def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+def start(*arguments: str, cwd: Path, module: str = "zo_lightning.cli.train") -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "zo_lightning.cli.train", *arguments],
+        [sys.executable, "-m", module, *arguments],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -230,3 +230,24 @@ def test_a_sweep_makes_one_folder_a_job(tmp_path: Path):
     assert found == ["0", "1"]
     digests = {json.loads((tmp_path / "sweep" / job / "run.json").read_text())["config_digest"] for job in found}
     assert len(digests) == 2
+
+
+def test_commands_without_a_folder_make_their_own(tmp_path: Path):
+    """The README's first lines, as they are typed: no override of a folder."""
+    tiny = [o for o in TINY if not o.startswith("trainer.max_steps")] + ["trainer.max_steps=2"]
+    run = start(*tiny, cwd=tmp_path)
+    printed, _ = run.communicate(timeout=180)
+    assert run.returncode == 0, printed
+    (folder,) = (path.parent for path in tmp_path.glob("outputs/*/*/results.json"))
+    assert folder.name.endswith(f"-{run.pid}")
+
+    sweep = start("-m", *tiny, "seed=1,2", cwd=tmp_path)
+    printed, _ = sweep.communicate(timeout=180)
+    assert sweep.returncode == 0, printed
+    assert len(list(tmp_path.glob("multirun/*/*/*/results.json"))) == 2
+
+    score = start(f"ckpt_path={folder}", cwd=tmp_path, module="zo_lightning.cli.eval")
+    printed, _ = score.communicate(timeout=180)
+    assert score.returncode == 0, printed
+    after = json.loads((folder / "results.json").read_text())["after"]
+    assert json.loads(printed.splitlines()[-1])["test"] == after

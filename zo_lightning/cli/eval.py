@@ -68,3 +68,7 @@ def run(config: DictConfig) -> None:
         text = json.dumps({"checkpoint": str(checkpoint), "test": asdict(scores)})
         (Path(config.paths.output_dir) / "results.json").write_text(text + "\n")
         print(text)
+
+
+if __name__ == "__main__":
+    main()

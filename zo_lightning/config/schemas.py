@@ -5,12 +5,13 @@ Each group's YAML starts from its schema (``base_*``). Nothing here imports torc
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
 
 
 class Loss(Enum):
@@ -218,7 +219,8 @@ _SCHEMAS = (
 
 
 def register() -> None:
-    """Make the schemas known to Hydra. Idempotent."""
+    """Make the schemas, and the ``pid`` that folder names use, known to Hydra. Idempotent."""
+    OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
     store = ConfigStore.instance()
     for group, name, node in _SCHEMAS:
         store.store(group=group, name=name, node=node, provider="zo_lightning")
