@@ -20,6 +20,8 @@ from omegaconf import DictConfig
 
 from zo_lightning.cli import eval as zo_eval
 from zo_lightning.cli import train as zo_train
+from zo_lightning.cli.overrides import with_saved_overrides
+from zo_lightning.cli.report import wilson_interval
 from zo_lightning.config import register
 
 TINY = [
@@ -91,6 +93,45 @@ def test_a_folder_goes_on_in_place_as_if_unbroken(composed: Compose, tmp_path: P
     assert not (tmp_path / "ignored" / "results.json").exists()
 
 
+def test_the_last_checkpoint_is_the_end_of_the_run(composed: Compose, tmp_path: Path):
+    """Seven steps, saved every two: the periodic checkpoint is of step 6."""
+    zo_train.run(composed("trainer.max_steps=7", folder="whole"))
+    assert bank(tmp_path / "whole")["version"] == 7
+    zo_train.run(composed("trainer.max_steps=5", folder="parts"))
+    zo_train.run(composed("trainer.max_steps=7", f"ckpt_path={tmp_path / 'parts'}"))
+    assert torch.equal(bank(tmp_path / "whole")["left"], bank(tmp_path / "parts")["left"])
+
+
+def test_a_run_that_goes_on_keeps_what_it_trains(composed: Compose, tmp_path: Path, capsys):
+    zo_train.run(composed("trainer.max_steps=4"))
+    kept = (tmp_path / "run" / "results.json").read_bytes()
+    for change in ("seed=7", "data.batch_size=8", "task.num_test=16", "query.eps=1e-4"):
+        config = composed(change, "trainer.max_steps=6", f"ckpt_path={tmp_path / 'run'}")
+        said = message(capsys, lambda config=config: zo_train.run(config))
+        assert change.split("=")[0] in said and "fork" in said
+    assert (tmp_path / "run" / "results.json").read_bytes() == kept
+
+
+def test_a_refused_run_changes_nothing_in_the_folder(composed: Compose, tmp_path: Path, capsys):
+    zo_train.run(composed(), overrides=["seed=42"])
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    checkpoint = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    (tmp_path / "other.ckpt").write_bytes(checkpoint.read_bytes())
+    message(capsys, lambda: zo_train.run(composed("seed=7"), overrides=["seed=7"]))
+    message(capsys, lambda: zo_train.run(composed(f"ckpt_path={tmp_path / 'other.ckpt'}")))
+    checkpoint.unlink()  # as a run that ended before its first one
+    message(capsys, lambda: zo_train.run(composed("seed=7"), overrides=["seed=7"]))
+    checkpoint.write_bytes(before[checkpoint])
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_the_interval_is_of_the_examples_that_were_scored(composed: Compose, tmp_path: Path):
+    zo_train.run(composed("trainer.limit_test_batches=1", "data.eval_batch_size=8", folder="few"))
+    few = json.loads((tmp_path / "few" / "results.json").read_text())["after"]
+    low, high = wilson_interval(few["accuracy"], 8)
+    assert (few["accuracy_low"], few["accuracy_high"]) == pytest.approx((low, high))
+
+
 def test_a_file_forks_and_leaves_the_old_run_alone(composed: Compose, tmp_path: Path):
     zo_train.run(composed("trainer.max_steps=4", folder="old"))
     before = (tmp_path / "old" / "checkpoints" / "last.ckpt").read_bytes()
@@ -133,11 +174,18 @@ def test_eval_needs_a_checkpoint(composed: Compose, capsys):
     assert "`ckpt_path`" in message(capsys, lambda: zo_eval.run(composed(name="eval")))
 
 
-def test_eval_takes_the_overrides_of_the_run(tmp_path: Path):
+def test_the_overrides_of_a_run_come_first(tmp_path: Path):
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- model=tiny-llama\n- seed=7\n- ckpt_path=x\n")
     checkpoint = f"ckpt_path={tmp_path}/checkpoints/last.ckpt"
-    assert zo_eval.with_saved_overrides(["seed=8", checkpoint]) == ["model=tiny-llama", "seed=8", checkpoint]
+    assert with_saved_overrides(["seed=8", checkpoint]) == ["model=tiny-llama", "seed=8", checkpoint]
+    assert with_saved_overrides(["--cfg", "job", checkpoint]) == [
+        "--cfg",
+        "job",
+        "model=tiny-llama",
+        "seed=7",
+        checkpoint,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +203,13 @@ def test_eval_takes_the_overrides_of_the_run(tmp_path: Path):
         (["backend=vllm", "bank.capacity=514"], ["bank.capacity", "512"]),
         (["backend=vllm", "backend.max_points=1"], ["backend.max_points"]),
         (["backend=vllm", "backend.process=thread"], ["backend.process"]),
+        (["backend.dtype=foo"], ["backend.dtype"]),
+        (["backend=vllm", "backend.dtype=foo"], ["backend.dtype"]),
+        (["backend=vllm", "backend.max_length=10"], ["10", "task.truncate"]),
+        (["backend=vllm", "+backend.engine.max_model_len=10"], ["model.max_length"]),
+        (["trainer.max_steps=null", "trainer.max_epochs=1", "scheduler=linear"], ["trainer.max_steps", "constant"]),
+        (["scheduler=hold_then_decay", "scheduler.hold=1"], ["scheduler.hold"]),
+        (["trainer.strategy=auto"], ["trainer.strategy"]),
         (["data.batch_size=0"], ["data.batch_size"]),
         (["task=sst2", "task.data_dir=/nowhere"], ["task.data_dir"]),
         (["ckpt_path=/nowhere.ckpt"], ["ckpt_path"]),
@@ -230,6 +285,51 @@ def test_a_sweep_makes_one_folder_a_job(tmp_path: Path):
     assert found == ["0", "1"]
     digests = {json.loads((tmp_path / "sweep" / job / "run.json").read_text())["config_digest"] for job in found}
     assert len(digests) == 2
+
+
+def test_a_bad_job_does_not_stop_the_others(tmp_path: Path):
+    tiny = [o for o in TINY if not o.startswith("trainer.max_steps")]
+    sweep = ["direction.rank=0,1", "trainer.max_steps=2", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    run = start("-m", *tiny, *sweep, cwd=tmp_path)
+    printed, _ = run.communicate(timeout=180)
+    assert run.returncode != 0
+    assert "error: `direction.rank`" in printed
+    assert [path.parent.name for path in (tmp_path / "sweep").glob("*/results.json")] == ["1"]
+
+
+def test_epochs_may_end_a_run(composed: Compose, tmp_path: Path):
+    zo_train.run(composed("trainer.max_steps=null", "trainer.max_epochs=2"))
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 6  # 40 examples in batches of 16
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_a_killed_engine_ends_the_run_clearly_and_the_folder_goes_on(tmp_path: Path):
+    tiny = [o for o in TINY if not o.startswith(("trainer.max_steps", "backend"))]
+    child = [*tiny, "backend=vllm", "backend.process=child", f"hydra.run.dir={tmp_path / 'run'}"]
+    run = start(*child, "trainer.max_steps=100000", cwd=tmp_path)
+    checkpoint = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    deadline = time.monotonic() + 200
+    while not checkpoint.exists() and run.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    for pid in engines_of(run.pid):
+        os.kill(pid, signal.SIGKILL)
+    printed, _ = run.communicate(timeout=60)
+    assert run.returncode == 2, printed
+    assert "engine died" in printed and "Traceback" not in printed
+    done = bank(tmp_path / "run")["version"]
+    again = start(
+        f"ckpt_path={tmp_path / 'run'}", f"trainer.max_steps={done + 2}", "backend.process=inline", cwd=tmp_path
+    )
+    printed, _ = again.communicate(timeout=200)
+    assert again.returncode == 0, printed
+    assert bank(tmp_path / "run")["version"] == done + 2
+
+
+def engines_of(pid: int) -> list[int]:
+    """Child processes that run an engine, which name themselves so."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if "EngineCore" in Path(f"/proc/{child}/cmdline").read_text()]
 
 
 def test_commands_without_a_folder_make_their_own(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""A checkpoint when a run is cut short, at the end of its last step."""
+"""A checkpoint when a run ends or is cut short, at the end of its last step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class InterruptCheckpoint(Callback):
-    """Writes ``<dirpath>/<filename>.ckpt`` when training ends by Ctrl-C or an error.
+    """Writes ``<dirpath>/<filename>.ckpt`` when training ends, by Ctrl-C or an error too.
 
     The first Ctrl-C lets the running step end, so that its commit is whole; the second one leaves at once and without a
     checkpoint. An earlier file stays as it is if the engine died or the run diverged (the state is gone or not worth
@@ -49,8 +49,13 @@ class InterruptCheckpoint(Callback):
         self._stop_if_asked()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give Ctrl-C back."""
+        """Save the end of the run and give Ctrl-C back.
+
+        Lightning's own last checkpoint is that of the last periodic save, which may lie many steps back.
+        """
         self._stop_if_asked()
+        if not trainer.fast_dev_run and trainer.global_step:  # type: ignore[attr-defined]
+            trainer.save_checkpoint(self.path)
         self._give_back()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

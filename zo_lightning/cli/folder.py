@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -14,14 +15,22 @@ from zo_lightning.errors import ConfigError
 
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 _ABOUT = "run.json"
+_TRACES = (CHECKPOINT, Path("results.json"), Path("csv"))  # what only a run leaves behind
+# What a run trains. The rest says how long, where and how it is shown, and may change when it goes on.
+_IDENTITY = ("seed", "objective", "data", "model", "task", "direction", "query", "estimator", "update")
 
 
-def config_digest(config: DictConfig) -> str:
-    """Identifies what a run trains: its configuration but for where it is written and resumed from."""
-    kept = [str(key) for key in config if key not in ("paths", "ckpt_path", "callbacks", "logger")]
-    plain = OmegaConf.masked_copy(config, kept)
-    plain.trainer.default_root_dir = None
-    return hashlib.sha256(OmegaConf.to_yaml(plain, resolve=True, sort_keys=True).encode()).hexdigest()[:16]
+def identity(config: DictConfig) -> dict[str, Any]:
+    """What a run trains, by dotted config key."""
+    plain = OmegaConf.to_container(OmegaConf.masked_copy(config, list(_IDENTITY)), resolve=True)
+    return dict(_flat(json.loads(json.dumps(plain, default=lambda value: value.value)), ""))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file by a whole one, or leave it as it was."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(text)
+    beside.replace(path)
 
 
 def resolve_checkpoint(config: DictConfig, root: Path) -> tuple[Path | None, Path | None]:
@@ -36,7 +45,7 @@ def resolve_checkpoint(config: DictConfig, root: Path) -> tuple[Path | None, Pat
     if config.ckpt_path is None:
         return None, None
     if config.ckpt_path == "last":
-        folder = _newest(root, config_digest(config))
+        folder = _newest(root, identity(config))
         return folder / CHECKPOINT, folder
     path = Path(config.ckpt_path).expanduser()
     if path.is_file():
@@ -47,23 +56,21 @@ def resolve_checkpoint(config: DictConfig, root: Path) -> tuple[Path | None, Pat
     raise ConfigError(f"`ckpt_path={config.ckpt_path}`: {what}; name a .ckpt file, a run's folder, or `last`")
 
 
-def _newest(root: Path, digest: str) -> Path:
-    found = [
-        about.parent
-        for about in (root / "outputs").glob(f"*/*/{_ABOUT}")
-        if json.loads(about.read_text())["config_digest"] == digest and (about.parent / CHECKPOINT).is_file()
-    ]
-    if not found:
-        raise ConfigError(f"`ckpt_path=last`: no run with this configuration has a checkpoint under {root / 'outputs'}")
-    return max(found, key=lambda folder: (folder / CHECKPOINT).stat().st_mtime)
-
-
 @contextmanager
-def claimed(folder: Path, config: DictConfig, *, resume: bool) -> Iterator[None]:
-    """Hold a run's folder for the length of the run.
+def claimed(folder: Path, config: DictConfig, *, resume: bool, overrides: Sequence[str] = ()) -> Iterator[None]:
+    """Hold a run's folder for the length of the run, and note in it what the run is.
+
+    Hydra would write ``.hydra`` before a run is known to be welcome; it is written here instead.
+
+    Args:
+        folder: the run's.
+        config: the run's.
+        resume: whether it goes on with the run that is there.
+        overrides: the command line's.
 
     Raises:
-        ConfigError: if another run holds it, or if it holds a run already that this one does not resume.
+        ConfigError: if another run holds the folder, if it holds a run already that this one does not resume, or if
+            that run trains something else.
     """
     from filelock import FileLock, Timeout
 
@@ -74,11 +81,48 @@ def claimed(folder: Path, config: DictConfig, *, resume: bool) -> Iterator[None]
     except Timeout:
         raise ConfigError(f"another run is writing into {folder}: set another `hydra.run.dir`") from None
     try:
-        if not resume and (folder / CHECKPOINT).exists():
+        if resume:
+            _check_same(folder, config)
+        elif any((folder / trace).exists() for trace in _TRACES):
             raise ConfigError(
                 f"{folder} holds a run already: go on with `ckpt_path={folder}` or set another `hydra.run.dir`"
             )
-        (folder / _ABOUT).write_text(json.dumps({"config_digest": config_digest(config)}) + "\n")
+        (folder / ".hydra").mkdir(exist_ok=True)
+        write_text(folder / ".hydra" / "config.yaml", OmegaConf.to_yaml(config))
+        write_text(folder / ".hydra" / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(list(overrides))))
+        about = identity(config)
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+        write_text(folder / _ABOUT, json.dumps({"config_digest": digest, "identity": about}, indent=2) + "\n")
         yield
     finally:
         lock.release()
+
+
+def _check_same(folder: Path, config: DictConfig) -> None:
+    saved, current = json.loads((folder / _ABOUT).read_text())["identity"], identity(config)
+    keys = sorted(key for key in saved.keys() | current.keys() if saved.get(key) != current.get(key))
+    if keys:
+        shown = ", ".join(f"`{key}`={saved.get(key)}, not {current.get(key)}" for key in keys)
+        raise ConfigError(
+            f"the run in {folder} has {shown}: leave these as they were, or fork it with "
+            f"`ckpt_path={folder / CHECKPOINT}` into a folder of its own"
+        )
+
+
+def _newest(root: Path, wanted: dict[str, Any]) -> Path:
+    found = [
+        about.parent
+        for about in (root / "outputs").glob(f"*/*/{_ABOUT}")
+        if (about.parent / CHECKPOINT).is_file() and json.loads(about.read_text())["identity"] == wanted
+    ]
+    if not found:
+        raise ConfigError(f"`ckpt_path=last`: no run with this configuration has a checkpoint under {root / 'outputs'}")
+    return max(found, key=lambda folder: (folder / CHECKPOINT).stat().st_mtime)
+
+
+def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value

@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+from zo_lightning.cli.folder import write_text
+
 
 def wilson_interval(accuracy: float, count: int, confidence: float = 0.95) -> tuple[float, float]:
     """Confidence interval of a share (Wilson 1927).
@@ -56,7 +58,7 @@ class Results:
 
     def write(self, folder: Path) -> None:
         """Write ``results.json``."""
-        (folder / "results.json").write_text(json.dumps(asdict(self), indent=2) + "\n")
+        write_text(folder / "results.json", json.dumps(asdict(self), indent=2) + "\n")
 
 
 def read_metrics(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -106,7 +108,9 @@ def draw_curve(folder: Path, title: str, results: Results) -> Path | None:
     accuracy.legend(loc="lower right")
     figure.suptitle(title)
     path = folder / "curve.png"
-    figure.savefig(path, dpi=130)
+    beside = path.with_name(".curve.new.png")
+    figure.savefig(beside, dpi=130)
+    beside.replace(path)
     pyplot.close(figure)
     return path
 
@@ -147,7 +151,7 @@ def _facts(results: Results, folder: Path, files: list[Path]) -> list[tuple[str,
         ("steps", f"{results.steps}" + (f" ({results.skipped_steps} skipped)" if results.skipped_steps else "")),
         ("seconds a step", f"{results.seconds_per_step:.2f}"),
         ("tokens a second", f"{results.tokens_per_second:,.0f}"),
-        ("base weights", "unchanged" if results.base_digest_unchanged else "merged: written by bank.policy=merge"),
+        ("base weights", "unchanged" if results.base_digest_unchanged else "[bold]changed[/bold]"),
         ("written to", str(folder)),
         ("", ", ".join(str(file.relative_to(folder)) for file in files if file.exists())),
     ]

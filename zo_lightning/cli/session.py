@@ -70,6 +70,12 @@ class Session:
             self.trainer.test(self.module, self.data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         return {name: float(self.trainer.callback_metrics[name]) for name in ("test/loss", "test/accuracy")}
 
+    @property
+    def num_scored(self) -> int:
+        """Test examples that the last test scored: ``trainer.limit_test_batches`` may leave some out."""
+        batches = sum(int(count) for count in self.trainer.num_test_batches)
+        return min(len(self.data.test), batches * self.data.eval_batch_size)
+
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
         # Lightning ends an interrupted run with exit code 1, which would hide what happened.
@@ -89,20 +95,27 @@ def build(config: DictConfig) -> Session:
         DataError: for a model or data that cannot be had.
     """
     backend = instantiate(config.backend)
+    import torch
+
     method, bank = build_method(config, backend.capabilities)
     scheduler = instantiate(config.scheduler) if config.scheduler else None
-    check_precision(config)
+    if scheduler is not None:
+        scheduler(torch.optim.SGD([torch.zeros(1)], lr=1.0))  # so that a wrong setting shows now
 
     from zo_lightning.callbacks.throughput import Throughput
-    from zo_lightning.data import ExampleDataModule
+    from zo_lightning.data import ExampleDataModule, check_batch_sizes
     from zo_lightning.models import load_tokenizer, prepare_model
     from zo_lightning.modules import ZOModule
 
-    task = instantiate(config.task)
+    check_batch_sizes(**config.data)
+    throughput = Throughput()
+    trainer = build_trainer(config, throughput)
+    texts = instantiate(config.task).texts()
     model = prepare_model(
         **{key: config.model[key] for key in ("name", "path", "source", "revision", "max_length", "cache_dir")}
     )
-    examples = task.load(load_tokenizer(model.folder), max_length=model.max_length)
+    max_length = min(model.max_length, config.backend.get("max_length") or model.max_length)
+    examples = texts.encode(load_tokenizer(model.folder), max_length=max_length)
     data = ExampleDataModule(
         train=examples.train, dev=examples.dev, test=examples.test, seed=config.seed, **config.data
     )
@@ -117,8 +130,7 @@ def build(config: DictConfig) -> Session:
         scheduler=scheduler,
         max_skipped=config.max_skipped,
     )
-    throughput = Throughput()
-    return Session(module, data, build_trainer(config, throughput), throughput, examples.num_truncated)
+    return Session(module, data, trainer, throughput, examples.num_truncated)
 
 
 def build_method(config: DictConfig, capabilities: Capabilities) -> tuple[Method, BankSpec]:
@@ -131,7 +143,7 @@ def build_method(config: DictConfig, capabilities: Capabilities) -> tuple[Method
         estimator=instantiate(config.estimator),
         update=instantiate(config["update"]),  # config.update is a method of DictConfig
     )
-    method.check(capabilities, bank, max_steps=max(config.trainer.max_steps, 0))
+    method.check(capabilities, bank, max_steps=max(num_steps(config), 0))
     return method, bank
 
 
@@ -141,28 +153,33 @@ def bank_spec(config: DictConfig, direction: Direction, capabilities: Capabiliti
     capacity = config.bank.capacity
     if capacity is None:
         probes = rank if capabilities.probe_columns else 0
-        stages = -(-config.trainer.max_steps // direction.refresh_every)
-        limit = max(min(_DEFAULT_COLUMNS, capabilities.max_rank - probes) // rank, 1)
-        capacity = rank * (min(stages, limit) if config.trainer.max_steps > 0 else limit)
+        stages = -(-num_steps(config) // direction.refresh_every)
+        limit = max((min(_DEFAULT_COLUMNS, capabilities.max_rank) - probes) // rank, 1)
+        capacity = rank * (min(stages, limit) if num_steps(config) > 0 else limit)
     return BankSpec(rank=rank, capacity=capacity, policy=policy)
 
 
-def check_precision(config: DictConfig) -> None:
-    """Refuse a Lightning precision that would be mistaken for the model's."""
-    if str(config.trainer.precision) not in ("32-true", "32"):
-        raise ConfigError(
-            f"`trainer.precision`={config.trainer.precision} would cast the counters of the run, not the model: leave "
-            "it at 32-true and set `backend.dtype`"
-        )
+def num_steps(config: DictConfig) -> int:
+    """Steps of the run; -1 where something else ends it."""
+    return -1 if config.trainer.max_steps is None else int(config.trainer.max_steps)
 
 
 def build_trainer(config: DictConfig, *callbacks: Callback) -> Trainer:
     """Lightning's trainer with the configured callbacks and loggers, and further callbacks."""
-    import zo_lightning.strategies  # noqa: F401  (registers strategy=zo)
+    from lightning.pytorch import seed_everything
 
+    from zo_lightning.strategies import ZOStrategy
+
+    seed_everything(config.seed, workers=True, verbose=False)
     trainer: Trainer = instantiate(
-        config.trainer, callbacks=[*_build_all(config.callbacks), *callbacks], logger=_build_all(config.logger) or False
+        config.trainer,
+        max_steps=num_steps(config),
+        callbacks=[*_build_all(config.callbacks), *callbacks],
+        logger=_build_all(config.logger) or False,
     )
+    if not isinstance(trainer.strategy, ZOStrategy):
+        raise ConfigError(f"`trainer.strategy`={config.trainer.strategy} cannot run these steps: leave it at zo")
+    trainer.strategy.check_precision()
     return trainer
 
 

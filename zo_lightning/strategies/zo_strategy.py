@@ -62,15 +62,19 @@ class ZOStrategy(SingleDeviceStrategy):
     def setup_environment(self) -> None:
         """Check the precision, then open the backend unless its owner has."""
         super().setup_environment()
+        self.check_precision()
+        self._engine_died = False
+        if not self._module.backend.is_open:
+            self._owns_backend = True
+            self._module.open_backend()
+
+    def check_precision(self) -> None:
+        """Raise ``ConfigError`` for another precision than 32-true."""
         if self.precision_plugin.precision != "32-true":
             raise ConfigError(
                 f"`trainer.precision`={self.precision_plugin.precision} would cast the counters of the run, not the "
                 "model: leave it at 32-true and set `backend.dtype`"
             )
-        self._engine_died = False
-        if not self._module.backend.is_open:
-            self._owns_backend = True
-            self._module.open_backend()
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         """Batches hold token ids for the backend: they pass through."""
