@@ -54,14 +54,14 @@ def main() -> None:
 def load_examples(data_dir: str | None, model) -> tuple[Example, ...]:
     tokenizer = load_tokenizer(model.folder)
     if data_dir is None:
-        return SentimentTask().load(tokenizer, max_length=model.max_length).train
+        return SentimentTask().texts().encode(tokenizer, max_length=model.max_length).train
     task = TextTask(
         name="sst2",
         template="{{ sentence | trim }} It was",
         verbalisers={0: " terrible", 1: " great"},
         data_dir=data_dir,
     )
-    return task.load(tokenizer, max_length=model.max_length).train
+    return task.texts().encode(tokenizer, max_length=model.max_length).train
 
 
 def measure(backend, direction, examples, steps: int) -> tuple[list[float], list[float]]:

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backends import EPS, RANK, SEED, Opened, Row, directions, key_of, on_rows, oracle_of
+from tests.backends import EPS, RANK, SEED, Opened, Row, directions, key_of, model_of, on_rows, oracle_of
 from tests.lozo import Lozo
-from zo_lightning.backends.vllm import cpu_lora
+from zo_lightning.backends.vllm import VllmBackend, cpu_lora
 from zo_lightning.backends.vllm.scoring import trie_nodes
+from zo_lightning.core.types import BankSpec
 from zo_lightning.errors import ConfigError, EngineError
+from zo_lightning.updates import Sgd
 
 LOZO = Lozo(direction=directions(refresh_every=10), eps=EPS, lr=1e-4, seed=SEED)
 
@@ -307,3 +309,41 @@ def test_a_killed_engine_is_an_error_and_not_a_hang(subject: Opened) -> None:
         subject.backend.close()
         subject.open()
     assert subject.backend.version == 0 and len(subject.ask().losses) == len(subject.examples)
+
+
+# --- starting, and columns that nobody uses
+
+
+def test_another_version_is_refused_by_name(internals: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm
+
+    monkeypatch.setattr(vllm, "__version__", "0.99.0")
+    with pytest.raises(EngineError, match=r"0\.99\.0 is installed.*supports 0\.32"):
+        internals.check_version()
+    with pytest.raises(EngineError, match=r"no module vllm\.gone.*supports vLLM 0\.32"):
+        internals._module("vllm.gone")
+
+
+@on_rows(Row("vllm"))
+def test_columns_behind_those_in_use_are_zero(subject: Opened) -> None:
+    """GPU kernels multiply all columns of a slot: what a longer bank left there would count again."""
+    train(subject, 25)
+    subject.ask((key_of(subject.backend.version), EPS))
+    subject.reset()
+    subject.ask()
+    used = worker_of(subject).zo_factors.bank.num_columns
+    for layer in layers_of(subject).values():
+        for left in layer.lora_b_stacked:
+            assert not left[0, ..., used:].any()
+
+
+def test_an_engine_that_does_not_start_says_so_and_leaves_room_for_the_next(internals: Any) -> None:
+    row = Row("vllm")
+    layout, _ = model_of(row)
+    broken = VllmBackend(max_length=256, block_size=7)
+    with pytest.raises(EngineError, match=r"does not start.*backend"):
+        broken.open(layout, directions(refresh_every=3), Sgd(lr=1.0), BankSpec(rank=RANK, capacity=8))
+    assert not broken.is_open
+    opened = Opened(row)
+    assert opened.ask().scores
+    opened.backend.close()

@@ -84,7 +84,7 @@ def test_load_tokenises_the_parts_in_order() -> None:
     trained = ByteLevelBPETokenizer()
     trained.train_from_iterator([text for text, _ in reviews(50, seed=1)], vocab_size=300)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer)
-    data = SentimentTask(num_train=6, num_dev=4, num_test=2).load(tokenizer, max_length=500)
+    data = SentimentTask(num_train=6, num_dev=4, num_test=2).texts().encode(tokenizer, max_length=500)
     examples = [*data.train, *data.dev, *data.test]
     assert [len(part) for part in (data.train, data.dev, data.test)] == [6, 4, 2]
     assert [tokenizer.decode(example.prompt) for example in examples] == [f"{t} It was" for t, _ in reviews(12, seed=0)]

@@ -78,7 +78,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def load(task: TextTask, *, max_length: int = 500, **tokenizer: Any) -> TaskData:
-    return task.load(byte_tokenizer(**tokenizer), max_length=max_length)
+    return task.texts().encode(byte_tokenizer(**tokenizer), max_length=max_length)
 
 
 def refusal(task: TextTask, **how: Any) -> str:

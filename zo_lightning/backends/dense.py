@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from zo_lightning.backends.digest import digest_weights
+from zo_lightning.backends.dtype import choose_dtype
 from zo_lightning.core.bank import LowRankBank
 from zo_lightning.core.objective import observe
 from zo_lightning.core.roles import Direction, Update
@@ -53,7 +54,7 @@ class DenseBackend:
     ) -> None:
         on_gpu = torch.cuda.is_available()
         self.device = torch.device(("cuda" if on_gpu else "cpu") if device == "auto" else device)
-        self.dtype = ("bfloat16" if self.device.type == "cuda" else "float32") if dtype == "auto" else dtype
+        self.dtype = choose_dtype(dtype, on_gpu=self.device.type == "cuda")
         self._max_rows = max_rows
         self._model: Any = None
         self._bank: LowRankBank | None = None
@@ -140,11 +141,13 @@ class DenseBackend:
         if not isinstance(request.objective, Score):
             raise ConfigError("`backend=dense` scores options only: choose an objective that scores")
         start = time.perf_counter()
-        self._write(request.point)
         rows = [(example.prompt + option, len(option)) for example in request.examples for option in example.options]
-        scored = iter(self._option_logprobs(rows))
-        logprobs = [list(islice(scored, len(example.options))) for example in request.examples]
-        self._restore()
+        try:
+            self._write(request.point)
+            scored = iter(self._option_logprobs(rows))
+            logprobs = [list(islice(scored, len(example.options))) for example in request.examples]
+        finally:
+            self._restore()
         return observe(
             request.objective,
             request.examples,

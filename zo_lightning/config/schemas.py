@@ -30,7 +30,7 @@ class Policy(Enum):
 
 
 class Trainable(Enum):
-    """Which parameters a run changes."""
+    """Which parameters a run changes: so far only the decoder's linear layers, as adapters carry no others."""
 
     linear = "linear"
 

@@ -34,6 +34,12 @@ def spans(counts: Iterable[int]) -> list[slice]:
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
+def check_version(asked: int, held: int) -> None:
+    """Raise ``StaleVersionError`` unless the version asked for is the one that is held."""
+    if asked != held:
+        raise StaleVersionError(f"version {asked} was asked for, but the backend holds version {held}")
+
+
 class LowRankBank:
     """Left and right factors of all stages on one device, float32.
 
@@ -91,8 +97,7 @@ class LowRankBank:
 
     def check_version(self, version: int) -> None:
         """Raise ``StaleVersionError`` unless ``version`` is the bank's."""
-        if version != self.version:
-            raise StaleVersionError(f"version {version} was asked for, but the backend holds version {self.version}")
+        check_version(version, self.version)
 
     def probes(self, point: Point) -> dict[int, torch.Tensor]:
         """What a point adds to the left factors: ``{slot: sum(coefficient * U_OR)}``; empty at the centre."""

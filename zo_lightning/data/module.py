@@ -11,6 +11,13 @@ from zo_lightning.data.loader import ExampleLoader
 from zo_lightning.errors import ConfigError, DataError
 
 
+def check_batch_sizes(*, batch_size: int, eval_batch_size: int) -> None:
+    """Raise ``ConfigError`` if a batch size is below 1."""
+    for key, size in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
+        if size < 1:
+            raise ConfigError(f"`data.{key}` must be at least 1, not {size}")
+
+
 class ExampleDataModule(LightningDataModule):
     """Loaders for training (shuffled), validation (dev) and test.
 
@@ -38,9 +45,7 @@ class ExampleDataModule(LightningDataModule):
         seed: int,
     ) -> None:
         super().__init__()
-        for key, size in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
-            if size < 1:
-                raise ConfigError(f"`data.{key}` must be at least 1, not {size}")
+        check_batch_sizes(batch_size=batch_size, eval_batch_size=eval_batch_size)
         if not train:
             raise DataError(f"there is no training example for `data.batch_size`={batch_size}: check `task.data_dir`")
         self.train, self.dev, self.test = train, dev, test

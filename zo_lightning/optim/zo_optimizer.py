@@ -129,5 +129,5 @@ class ZOOptimizer(Optimizer):
         if group["num_skipped_in_a_row"] >= self.max_skipped:
             raise DivergedError(
                 f"{self.max_skipped} steps in a row had a loss or gradient that is not finite: lower `update.lr` or "
-                "change `query.eps`. The last checkpoint is kept"
+                "change `query.eps`. Checkpoints already written are kept"
             )

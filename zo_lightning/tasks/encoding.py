@@ -33,39 +33,66 @@ class TaskData:
     num_truncated: int
 
 
-def split_data(
-    examples: tuple[Example, ...], num_train: int, num_dev: int, *, num_labels: int, num_truncated: int = 0
-) -> TaskData:
-    """Examples in the order training, dev, test as ``TaskData``."""
-    num_kept = num_train + num_dev
-    return TaskData(
-        train=examples[:num_train],
-        dev=examples[num_train:num_kept],
-        test=examples[num_kept:],
-        num_labels=num_labels,
-        num_truncated=num_truncated,
-    )
-
-
-class Task(Protocol):
-    """Anything that turns its rows into examples."""
-
-    @property
-    def name(self) -> str:
-        """Names the task in messages."""
-        ...
-
-    def load(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int) -> TaskData:
-        """Read, sample and tokenise; raises ``DataError`` where that is impossible."""
-        ...
-
-
 class PromptText(NamedTuple):
     """A rendered prompt, the index of its right option, and where it came from (for errors)."""
 
     text: str
     label: int
     origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTexts:
+    """A task's texts, read and checked, in the order training, dev, test: all that needs no model.
+
+    Args:
+        prompts: rendered prompts.
+        options: the text of each label's answer.
+        num_train: how many of the prompts are for training.
+        num_dev: how many after those are for development.
+        truncate: what becomes of a text longer than the context.
+    """
+
+    prompts: Sequence[PromptText]
+    options: Sequence[str]
+    num_train: int
+    num_dev: int
+    truncate: str = "error"
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int) -> TaskData:
+        """Tokenise.
+
+        Args:
+            tokenizer: the model's.
+            max_length: most tokens of a prompt with its longest option.
+
+        Raises:
+            DataError: a text is too long, or an option cannot be told from its prompt.
+        """
+        examples, num_truncated = encode(
+            self.prompts, self.options, tokenizer, max_length=max_length, truncate=self.truncate
+        )
+        num_kept = self.num_train + self.num_dev
+        return TaskData(
+            train=examples[: self.num_train],
+            dev=examples[self.num_train : num_kept],
+            test=examples[num_kept:],
+            num_labels=len(self.options),
+            num_truncated=num_truncated,
+        )
+
+
+class Task(Protocol):
+    """Anything that turns its rows into texts."""
+
+    @property
+    def name(self) -> str:
+        """Names the task in messages."""
+        ...
+
+    def texts(self) -> TaskTexts:
+        """Read, sample and render; raises ``DataError`` where that is impossible."""
+        ...
 
 
 def encode(

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from zo_lightning.errors import ConfigError
 from zo_lightning.tasks import lexicon
-from zo_lightning.tasks.encoding import TRUNCATIONS, PromptText, TaskData, encode, split_data
+from zo_lightning.tasks.encoding import TRUNCATIONS, PromptText, TaskTexts
 from zo_lightning.tasks.lexicon import Domain
 from zo_lightning.tasks.splits import check_choice, check_counts
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 OPTIONS = (" terrible", " great")  # of label 0 and label 1
 MAX_REVIEWS = 20_000  # well below the number of distinct texts
@@ -72,22 +72,19 @@ class SentimentTask:
     def _count(self) -> int:
         return self.num_train + self.num_dev + self.num_test
 
-    def load(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int) -> TaskData:
-        """Compose the reviews and tokenise them.
-
-        Args:
-            tokenizer: the model's.
-            max_length: most tokens of a prompt with its longest option.
-
-        Raises:
-            DataError: ``max_length`` is too small for a review, and ``truncate`` is ``error``.
-        """
+    def texts(self) -> TaskTexts:
+        """Compose the reviews."""
         prompts = [
             PromptText(f"{text} It was", label, f"task {self.name}, review {number}")
             for number, (text, label) in enumerate(reviews(self._count, seed=self.sampling_seed))
         ]
-        examples, num_truncated = encode(prompts, OPTIONS, tokenizer, max_length=max_length, truncate=self.truncate)
-        return split_data(examples, self.num_train, self.num_dev, num_labels=len(OPTIONS), num_truncated=num_truncated)
+        return TaskTexts(
+            prompts=prompts,
+            options=OPTIONS,
+            num_train=self.num_train,
+            num_dev=self.num_dev,
+            truncate=self.truncate,
+        )
 
 
 class _Writer:

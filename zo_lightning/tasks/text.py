@@ -11,12 +11,12 @@ import jinja2
 from jinja2.sandbox import SandboxedEnvironment
 
 from zo_lightning.errors import ConfigError, DataError
-from zo_lightning.tasks.encoding import TRUNCATIONS, PromptText, TaskData, encode, split_data
+from zo_lightning.tasks.encoding import TRUNCATIONS, PromptText, TaskTexts
 from zo_lightning.tasks.rows import Row, find_file, read_hub, read_jsonl
 from zo_lightning.tasks.splits import SAMPLINGS, check_choice, check_counts, order, split_train
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,9 @@ class TextTask:
 
     def __post_init__(self) -> None:
         options = list(self._labels().values())
+        wrong = [option for option in options if not isinstance(option, str)]
+        if wrong:
+            raise ConfigError(f"task {self.name}: `task.verbalisers` must be texts, not {wrong[0]!r}: quote it")
         if len(options) < 2:
             raise ConfigError(f"task {self.name}: `task.verbalisers` needs at least two labels, not {len(options)}")
         if len(set(options)) < len(options):
@@ -81,15 +84,11 @@ class TextTask:
         check_counts(self.num_train, self.num_dev, self.num_test, self.sampling_seed)
         self._compiled()
 
-    def load(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int) -> TaskData:
-        """Read the rows, take the samples and tokenise them.
-
-        Args:
-            tokenizer: the model's.
-            max_length: most tokens of a prompt with its longest option.
+    def texts(self) -> TaskTexts:
+        """Read the rows, take the samples and render them.
 
         Raises:
-            DataError: missing or malformed files, columns, labels or texts.
+            DataError: missing or malformed files, columns or labels.
         """
         train_rows, test_rows = self._read()
         train, dev = split_train(
@@ -103,14 +102,13 @@ class TextTask:
         test = order(len(test_rows), self.test_sampling, self.sampling_seed)[: self.num_test]
         template, labels = self._compiled(), self._labels()
         rows = [train_rows[i] for i in train + dev] + [test_rows[i] for i in test]
-        examples, num_truncated = encode(
-            [self._prompt(row, template, labels) for row in rows],
-            list(labels.values()),
-            tokenizer,
-            max_length=max_length,
+        return TaskTexts(
+            prompts=[self._prompt(row, template, labels) for row in rows],
+            options=list(labels.values()),
+            num_train=len(train),
+            num_dev=len(dev),
             truncate=self.truncate,
         )
-        return split_data(examples, len(train), len(dev), num_labels=len(labels), num_truncated=num_truncated)
 
     def _read(self) -> tuple[list[Row], list[Row]]:
         """All training rows and all test rows."""

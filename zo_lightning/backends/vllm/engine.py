@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from zo_lightning import errors
+from zo_lightning.backends.dtype import choose_dtype
 from zo_lightning.backends.vllm.scoring import Node, option_logprobs, trie_nodes
 from zo_lightning.backends.vllm.wire import pack, unpack, write_layout, write_point, write_record
+from zo_lightning.core.bank import check_version
 from zo_lightning.core.method import to_recipe
 from zo_lightning.core.objective import observe
 from zo_lightning.core.roles import Direction, Update
@@ -28,11 +30,12 @@ from zo_lightning.core.types import (
     Score,
     StepRecord,
 )
-from zo_lightning.errors import ConfigError, EngineError, StaleVersionError
+from zo_lightning.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from vllm import LLM
 
+_environment: dict[str, str] = {}  # what was set here, so that the next job of a sweep may set it anew
 _WORKER = "zo_lightning.backends.vllm.worker.ZOWorker"
 
 
@@ -64,8 +67,9 @@ class VllmBackend:
     ) -> None:
         if process not in ("inline", "child"):
             raise ConfigError(f"`backend.process` must be inline or child, not {process}")
-        on_gpu = torch.cuda.is_available()
-        self.dtype = ("bfloat16" if on_gpu else "float32") if dtype == "auto" else dtype
+        if "max_model_len" in (engine or {}):
+            raise ConfigError("`backend.engine.max_model_len` is `model.max_length`: set that")
+        self.dtype = choose_dtype(dtype, on_gpu=torch.cuda.is_available())
         self.process, self.max_points = process, max_points
         self._block_size, self._max_length = block_size, max_length
         self._max_num_batched_tokens, self._kv_cache_gib = max_num_batched_tokens, kv_cache_gib
@@ -104,13 +108,14 @@ class VllmBackend:
         _set_environment(self.process, self._kv_cache_gib)
         try:
             from vllm import LLM
-
-            from zo_lightning.backends.vllm import internals
         except ImportError as error:
             raise EngineError(
                 f"`backend=vllm` needs vLLM ({error}): run `make install` (a CPU build serves machines without an "
                 "NVIDIA GPU) or choose `backend=dense`"
             ) from error
+        from zo_lightning.backends.vllm import internals
+
+        internals.check_version()
         columns = bank.capacity + (bank.rank if self.capabilities.probe_columns else 0)
         settings = {
             "model": layout.model,
@@ -131,10 +136,15 @@ class VllmBackend:
             "skip_tokenizer_init": True,  # requests are token ids
             "seed": 0,
         }
-        self._llm = LLM(**(settings | self._engine_args))
+        try:
+            self._llm = LLM(**(settings | self._engine_args))
+        except Exception as error:  # vLLM raises many kinds for a model or a setting that does not do
+            internals.clean_up_failed_start()
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise EngineError(f"vLLM does not start: {reason}. Check `model.path` and `backend.*`") from error
         try:
             if self.process == "child":
-                internals.fail_when_dead(self._llm.llm_engine.engine_core)
+                internals.fail_when_dead(internals.engine_core(self._llm))
             self._rpc(
                 "zo_open",
                 write_layout(layout),
@@ -151,10 +161,7 @@ class VllmBackend:
     def evaluate(self, requests: Sequence[EvalRequest]) -> tuple[Observation, ...]:
         """Answers in order; all requests of up to ``max_points`` points enter the engine together."""
         for request in requests:
-            if request.point.version != self._version:
-                raise StaleVersionError(
-                    f"version {request.point.version} was asked for, but the backend holds version {self._version}"
-                )
+            check_version(request.point.version, self._version)
             if not isinstance(request.objective, Score):
                 raise ConfigError("`backend=vllm` scores options only: choose an objective that scores")
         answers: dict[int, Observation] = {}
@@ -169,8 +176,7 @@ class VllmBackend:
 
     def commit(self, record: StepRecord) -> None:
         """Apply one record in every worker."""
-        if record.version != self._version:
-            raise StaleVersionError(f"the record is for version {record.version}, the backend holds {self._version}")
+        check_version(record.version, self._version)
         self._rpc("zo_commit", write_record(record))
         self._version += 1
 
@@ -199,7 +205,9 @@ class VllmBackend:
     def close(self) -> None:
         """Shut the engine down; a later ``open`` starts a fresh one."""
         if self._llm is not None:
-            self._llm.llm_engine.engine_core.shutdown()
+            from zo_lightning.backends.vllm import internals
+
+            internals.shut_down(self._llm)
             self._llm = None
 
     def infer(self, *groups: Sequence[Example]) -> list[dict[tuple[int, ...], Any]]:
@@ -247,15 +255,16 @@ class VllmBackend:
         return value
 
     def _call(self, use: Any) -> Any:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         if self._llm is None:
             raise EngineError("the vLLM engine is not open")
+        from zo_lightning.backends.vllm import internals
+
         try:
             return use(self._llm)
-        except EngineDeadError as error:
+        except internals.dead_error() as error:
             raise EngineError(
-                f"the vLLM engine died ({error}); its own log is above. The last checkpoint is intact"
+                f"the vLLM engine died ({error}); what it logged is above. `ckpt_path=<run folder>` goes on from the "
+                "last checkpoint, if one was written"
             ) from error
 
 
@@ -283,13 +292,14 @@ def _set_environment(process: str, kv_cache_gib: int) -> None:
     """The engine reads these when an engine starts; the user's own values win, but for the process."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if process == "child" else "0"
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    defaults = {
+    ours = {
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib),
         # The automatic binding keeps one core for itself, which doubles a step on two cores.
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
+        "HF_HUB_OFFLINE": "1",
     }
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
+    for name, value in ours.items():
+        if _environment.get(name) == os.environ.get(name):  # unset, or set here for an earlier engine
+            os.environ[name] = _environment[name] = value

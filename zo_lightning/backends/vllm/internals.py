@@ -40,6 +40,45 @@ def _require(owner: Any, name: str) -> Any:
     return getattr(owner, name)
 
 
+def _module(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise version_error(f"module {name} ({error})") from error
+
+
+def check_version() -> None:
+    """Raise ``EngineError`` for a vLLM of another version."""
+    import vllm
+
+    if not vllm.__version__.startswith(f"{SUPPORTED_VERSIONS}."):
+        raise EngineError(
+            f"vLLM {vllm.__version__} is installed; zo-lightning supports {SUPPORTED_VERSIONS}.*: install that version "
+            "or choose `backend=dense`"
+        )
+
+
+def dead_error() -> type[Exception]:
+    """What vLLM raises when its engine has died."""
+    error: type[Exception] = _require(_module("vllm.v1.engine.exceptions"), "EngineDeadError")
+    return error
+
+
+def engine_core(llm: Any) -> Any:
+    """The client of an engine's core."""
+    return _require(_require(llm, "llm_engine"), "engine_core")
+
+
+def shut_down(llm: Any) -> None:
+    """End an engine and free what it holds."""
+    engine_core(llm).shutdown()
+
+
+def clean_up_failed_start() -> None:
+    """Free what an engine leaves in this process when it fails to start; the next one would stumble over it."""
+    _require(_module("vllm.distributed.parallel_state"), "cleanup_dist_env_and_memory")()
+
+
 def install_cpu_replacements() -> None:
     """Replace the three CPU parts in this process; does nothing on other platforms. Idempotent.
 
@@ -50,9 +89,9 @@ def install_cpu_replacements() -> None:
 
     if not current_platform.is_cpu():
         return
-    linear_utils: Any = import_module("vllm.model_executor.layers.utils")
-    sampler: Any = import_module("vllm.v1.sample.sampler")
-    wrapper: Any = _require(import_module("vllm.lora.punica_wrapper.punica_cpu"), "PunicaWrapperCPU")
+    linear_utils: Any = _module("vllm.model_executor.layers.utils")
+    sampler: Any = _module("vllm.v1.sample.sampler")
+    wrapper: Any = _require(_module("vllm.lora.punica_wrapper.punica_cpu"), "PunicaWrapperCPU")
 
     _require(linear_utils, "dispatch_cpu_unquantized_gemm")
     linear_utils.dispatch_cpu_unquantized_gemm = _keep_weight
@@ -87,8 +126,7 @@ def fail_when_dead(client: Any) -> None:
     Raises:
         EngineError: if vLLM lacks what this needs.
     """
-    from vllm.v1.engine.exceptions import EngineDeadError
-
+    dead = dead_error()
     resources, outputs, results = (_require(client, n) for n in ("resources", "outputs_queue", "utility_results"))
     _require(resources, "engine_dead")
     processes = _require(_require(resources, "engine_manager"), "processes")
@@ -96,10 +134,10 @@ def fail_when_dead(client: Any) -> None:
     def watch() -> None:
         wait([process.sentinel for process in processes])
         resources.engine_dead = True  # first: a call that begins from here on fails by itself
-        outputs.put(EngineDeadError())
+        outputs.put(dead())
         for result in list(results.values()):
             if not result.done():
-                result.set_exception(EngineDeadError())
+                result.set_exception(dead())
 
     threading.Thread(target=watch, name="zo-engine-watch", daemon=True).start()
 
@@ -164,7 +202,7 @@ def base_parameters(worker: Any) -> Iterator[tuple[str, torch.Tensor, int]]:
 
     An embedding is padded to a multiple of 64 rows; the padding is digested but not counted.
     """
-    model = worker.model_runner.get_model()
+    model = _require(_require(worker, "model_runner"), "get_model")()
     modules = dict(model.named_modules())
     for name, parameter in model.named_parameters():
         owner = modules[name.rpartition(".")[0]]

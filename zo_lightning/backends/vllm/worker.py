@@ -151,6 +151,8 @@ class EngineFactors:
 
     def _write_all(self, adapter: int) -> None:
         everything = slice(0, self.bank.num_columns)
+        for _, left, _ in self._slices:  # a merge or a smaller snapshot leaves columns behind, and GPU kernels read all
+            left[self._slots[adapter]] = 0.0
         self._write_right(adapter, everything, self.bank.right_IC)
         self._write_left(adapter, everything, self.bank.left_OC)
         self._generation[adapter], self._stale[adapter] = self.bank.generation, set()
