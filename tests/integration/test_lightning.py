@@ -277,13 +277,15 @@ def test_the_strategy_closes_what_it_opened_and_the_factors_outlive_it(run, wrap
     module, trainer = run.module(backend), run.trainer()
     trainer.fit(module, run.data())
     assert backend.calls == ["open", "close"] and not backend.is_open
+    trainer.save_checkpoint(run.root / "fitted.ckpt")
     (metrics,) = run.trainer().test(module, run.data(), verbose=False)
     assert backend.calls == ["open", "close"] * 2
     assert metrics["test/accuracy"] >= 0.9
     trainer.save_checkpoint(run.root / "after.ckpt")
-    resumed = run.open_module()
-    run.trainer().validate(resumed, run.data(), ckpt_path=run.root / "after.ckpt", verbose=False)
-    assert resumed.backend.version == 40
+    for name in ("fitted.ckpt", "after.ckpt"):
+        resumed = run.open_module()
+        run.trainer().validate(resumed, run.data(), ckpt_path=run.root / name, verbose=False)
+        assert resumed.backend.version == 40
 
 
 def test_an_open_backend_is_leased_and_failures_close_only_owned_ones(run, wrapped):

@@ -163,9 +163,10 @@ class ZOModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the bank, and put the loops back to the end of the last step if one is under way."""
         bank = self.backend.snapshot() if self.backend.is_open else self._kept
+        assert bank is not None  # Lightning saves once a run has begun, and `close_backend` keeps what the run learned
         model = {"model": self.layout.model, "seed": self.seed}
         checkpoint[KEY] = {**model, "method": describe(self.method), "bank": bank}
-        if self._step_end is not None and self._step_end_version == self.backend.version:
+        if self._step_end is not None and self._step_end_version == bank["version"]:
             checkpoint["loops"]["fit_loop"] = self._step_end
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
