@@ -20,7 +20,7 @@ ORDER = (
     ("backends",),
     ("optim",),
     ("modules",),
-    ("strategies",),
+    ("strategies", "export"),
     ("callbacks",),
     ("cli",),
 )
@@ -109,7 +109,7 @@ def run(code: str) -> str:
 
 def test_composing_a_configuration_loads_nothing_heavy() -> None:
     code = f"""
-import sys, zo_lightning, zo_lightning.cli.train, zo_lightning.cli.eval
+import sys, zo_lightning, zo_lightning.cli.train, zo_lightning.cli.eval, zo_lightning.cli.export
 from hydra import compose, initialize_config_module
 from zo_lightning.config import register
 

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 
 class Loss(Enum):
@@ -27,6 +27,13 @@ class Policy(Enum):
     cyclic = "cyclic"
     merge = "merge"
     refuse = "refuse"
+
+
+class Format(Enum):
+    """What an export writes."""
+
+    peft = "peft"
+    merged = "merged"
 
 
 class Trainable(Enum):
@@ -81,6 +88,14 @@ class RunConf:
     callbacks: Any = field(default_factory=dict)
     logger: Any = field(default_factory=dict)
     paths: Any = MISSING
+
+
+@dataclass
+class ExportConf(RunConf):
+    """The root of an export: what a run is, and what to make of it."""
+
+    format: Format = Format.peft
+    out: str | None = None
 
 
 @dataclass
@@ -224,3 +239,12 @@ def register() -> None:
     store = ConfigStore.instance()
     for group, name, node in _SCHEMAS:
         store.store(group=group, name=name, node=node, provider="zo_lightning")
+    store.store(name="base_export", node=_on_top(ExportConf, RunConf), provider="zo_lightning")
+
+
+def _on_top(schema: type, base: type) -> DictConfig:
+    """A schema that is merged into a composed ``base`` and leaves all values of that as they are."""
+    node: DictConfig = OmegaConf.structured(schema)
+    for name in base.__dataclass_fields__:  # type: ignore[attr-defined]
+        node[name] = MISSING
+    return node

@@ -6,9 +6,11 @@ end of a step: micro-batches of an open accumulation window are not in it, and r
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -164,10 +166,18 @@ class ZOModule(LightningModule):
         """Add the bank, and put the loops back to the end of the last step if one is under way."""
         bank = self.backend.snapshot() if self.backend.is_open else self._kept
         assert bank is not None  # Lightning saves once a run has begun, and `close_backend` keeps what the run learned
-        model = {"model": self.layout.model, "seed": self.seed}
+        model = {"model": self.layout.model, "model_digest": self.model_digest, "seed": self.seed}
         checkpoint[KEY] = {**model, "method": describe(self.method), "bank": bank}
         if self._step_end is not None and self._step_end_version == bank["version"]:
             checkpoint["loops"]["fit_loop"] = self._step_end
+
+    @functools.cached_property
+    def model_digest(self) -> str | None:
+        """Digest of the model folder's weights, which names the base to an export; None without a folder."""
+        from zo_lightning.models import weights_digest
+
+        folder = Path(self.layout.model)
+        return weights_digest(folder) if folder.is_dir() else None
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the bank.

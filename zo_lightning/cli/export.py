@@ -1,0 +1,127 @@
+"""``zo-export``: write what a checkpoint has learned as a PEFT adapter or a merged model. No engine is opened."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hydra
+from omegaconf import DictConfig
+
+from zo_lightning.cli.errors import reported
+from zo_lightning.cli.folder import resolve_checkpoint
+from zo_lightning.cli.overrides import with_saved_overrides
+from zo_lightning.cli.terminal import quiet_libraries
+from zo_lightning.config import instantiate, register
+from zo_lightning.errors import ConfigError
+
+if TYPE_CHECKING:
+    from zo_lightning.export import Learned
+
+register()
+
+
+def main() -> None:
+    """Compose with the run's own overrides first, so that ``ckpt_path``, ``format`` and ``out`` are enough."""
+    sys.argv[1:] = with_saved_overrides(sys.argv[1:])
+    _main()
+
+
+@hydra.main(version_base="1.3", config_path="pkg://zo_lightning.conf", config_name="export")
+def _main(config: DictConfig) -> None:
+    run(config)
+
+
+def run(config: DictConfig) -> None:
+    """Write the export, then print a card and one line of JSON."""
+    with reported():
+        checkpoint, _ = resolve_checkpoint(config, Path(config.paths.root))
+        if checkpoint is None:
+            raise ConfigError("`ckpt_path` is missing: name a .ckpt file, a run's folder, or `last`")
+        if config.out is None:
+            raise ConfigError("`out` is missing: name the folder to write")
+        quiet_libraries()
+        with whole_folder(Path(config.out).expanduser().absolute()) as (folder, out):
+            about = _write(config, checkpoint, folder)
+            about = {"format": config.format.value, **about, "checkpoint": str(checkpoint.absolute())}
+            (folder / "zo_lightning.json").write_text(json.dumps(about, indent=2) + "\n")
+        _print_card(about, out)
+        print(json.dumps({"out": str(out), **about}))
+
+
+@contextmanager
+def whole_folder(out: Path) -> Iterator[tuple[Path, Path]]:
+    """A folder beside ``out`` to write into, which takes its place at the end: a failed export leaves nothing.
+
+    Raises:
+        ConfigError: if ``out`` is a file or a folder that is not empty.
+    """
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError(f"`out={out}` is there already: name a new folder, or empty that one")
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
+    try:
+        partial.mkdir(parents=True)
+        yield partial, out
+        partial.replace(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write(config: DictConfig, checkpoint: Path, folder: Path) -> dict[str, Any]:
+    from zo_lightning import export
+
+    learned = _learned(config, checkpoint)
+    return {"peft": export.write_adapter, "merged": export.write_merged}[config.format.value](folder, learned)
+
+
+def _learned(config: DictConfig, checkpoint: Path) -> Learned:
+    from zo_lightning.cli.session import build_method
+    from zo_lightning.export import read_checkpoint
+    from zo_lightning.models import prepare_model
+
+    method, _ = build_method(config, instantiate(config.backend).capabilities)
+    model = prepare_model(
+        **{key: config.model[key] for key in ("name", "path", "source", "revision", "max_length", "cache_dir")}
+    )
+    path = config.model.path
+    from_hub = path is not None and not Path(path).expanduser().exists()
+    return read_checkpoint(
+        checkpoint,
+        name=path if from_hub else str(model.folder),
+        revision=config.model.revision if from_hub else None,
+        layout=model.layout,
+        method=method,
+    )
+
+
+def _print_card(about: dict[str, Any], out: Path) -> None:
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.table import Table
+
+    files = sorted(path for path in out.iterdir())
+    size = sum(path.stat().st_size for path in files)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    facts = [
+        ("base", about["base"]),
+        ("base digest", about["base_digest"][:16]),
+        ("steps", str(about["steps"])),
+        ("rank", str(about["rank"])),
+        ("written to", str(out)),
+        ("", f"{', '.join(path.name for path in files)} ({size / 1e6:.1f} MB)"),
+    ]
+    if about.get("max_lora_rank"):
+        facts.insert(4, ("serve with", f"vllm serve --enable-lora --max-lora-rank {about['max_lora_rank']}"))
+    for name, value in facts:
+        table.add_row(name, value)
+    Console().print(Panel(table, title=f"exported as {about['format']}", expand=False))
+
+
+if __name__ == "__main__":
+    main()
