@@ -36,7 +36,7 @@ def write_adapter(folder: Path, learned: Learned) -> dict[str, Any]:
     Raises:
         ConfigError: if the run has merged factors into the base, which an adapter of that base cannot hold.
     """
-    check_unmerged(learned)
+    _check_unmerged(learned)
     tensors = {}
     for matrix, left_OR, right_IR in learned.factors():
         tensors[f"base_model.model.{matrix.name}.lora_A.weight"] = right_IR.T.contiguous()
@@ -48,8 +48,7 @@ def write_adapter(folder: Path, learned: Learned) -> dict[str, Any]:
     return about
 
 
-def check_unmerged(learned: Learned) -> None:
-    """Raise ``ConfigError`` if a part of what was learned is in the base weights and no longer in factors."""
+def _check_unmerged(learned: Learned) -> None:
     if learned.bank.num_merged:
         raise ConfigError(
             "`bank.policy=merge` has written full slots into the base weights, which an adapter of the base cannot "
