@@ -24,7 +24,7 @@ os.environ |= {
 
 
 def scores(llm: Any, examples: list[Any], lora: Any) -> list[list[float]]:
-    """Every token of every option is asked as the next one: adapters and prompt log-probabilities do not go together."""
+    """Every token of every option is asked as a next one: on CPU, ``prompt_logprobs`` fail with adapters."""
     from vllm import SamplingParams
 
     asked = [

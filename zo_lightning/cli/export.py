@@ -46,7 +46,8 @@ def run(config: DictConfig) -> None:
         if config.out is None:
             raise ConfigError("`out` is missing: name the folder to write")
         quiet_libraries()
-        with whole_folder(Path(config.out).expanduser().absolute()) as (folder, out):
+        out = Path(config.out).expanduser().absolute()
+        with whole_folder(out) as folder:
             about = _write(config, checkpoint, folder)
             about = {"format": config.format.value, **about, "checkpoint": str(checkpoint.absolute())}
             (folder / "zo_lightning.json").write_text(json.dumps(about, indent=2) + "\n")
@@ -55,19 +56,19 @@ def run(config: DictConfig) -> None:
 
 
 @contextmanager
-def whole_folder(out: Path) -> Iterator[tuple[Path, Path]]:
+def whole_folder(out: Path) -> Iterator[Path]:
     """A folder beside ``out`` to write into, which takes its place at the end: a failed export leaves nothing.
 
     Raises:
         ConfigError: if ``out`` is a file or a folder that is not empty.
     """
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise ConfigError(f"`out={out}` is there already: name a new folder, or empty that one")
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
     try:
         partial.mkdir(parents=True)
-        yield partial, out
+        yield partial
         partial.replace(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -105,7 +106,7 @@ def _print_card(about: dict[str, Any], out: Path) -> None:
     from rich.panel import Panel
     from rich.table import Table
 
-    files = sorted(path for path in out.iterdir())
+    files = sorted(out.iterdir())
     size = sum(path.stat().st_size for path in files)
     table = Table(box=None, pad_edge=False, show_header=False)
     facts = [

@@ -1,4 +1,4 @@
-"""What a checkpoint has learned, for others to load: a PEFT adapter or a merged model. Import it late: it loads torch."""
+"""What a checkpoint has learned, for others to load: an adapter or a merged model. Import it late: it loads torch."""
 
 from zo_lightning.export.learned import Base, Learned, read_checkpoint
 from zo_lightning.export.merged import write_merged

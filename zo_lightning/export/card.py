@@ -8,32 +8,24 @@ from typing import Any
 
 def adapter_card(about: dict[str, Any]) -> str:
     """README.md of an adapter; ``about`` is what its writer returns."""
-    serve = "vLLM serves adapters of up to 512 rank columns; this one has more: export it with `format=merged`."
-    if about["max_lora_rank"] is not None:
-        serve = f"""\
-Serve it with vLLM:
-
-```bash
-vllm serve {about["base"]} --enable-lora --max-lora-rank {about["max_lora_rank"]} --lora-modules tuned=/path/to/this/folder
-```"""
+    base, rank = about["base"], about["max_lora_rank"]
+    revision = f', revision="{about["base_revision"]}"' if about["base_revision"] else ""
     return f"""\
 {_front_matter(about, "peft")}
 # LoRA adapter of {_title(about)}
 
 {_origin(about)}
-Rank {about["rank"]}, scale 1, float32.
-
-Load it with PEFT:
+Rank {about["rank"]}, scale 1, float32. Load it with PEFT:
 
 ```python
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-base = AutoModelForCausalLM.from_pretrained("{about["base"]}"{_revision(about)})
+base = AutoModelForCausalLM.from_pretrained("{base}"{revision})
 model = PeftModel.from_pretrained(base, "/path/to/this/folder")
 ```
 
-{serve}
+{_serve(base, about["base_revision"], rank) if rank else _TOO_LARGE}
 """
 
 
@@ -58,6 +50,19 @@ vllm serve /path/to/this/folder
 """
 
 
+_TOO_LARGE = "vLLM serves adapters of at most 512 rank columns: for it, export with `format=merged`."
+
+
+def _serve(base: str, revision: str | None, rank: int) -> str:
+    return f"""\
+Serve it with vLLM, as the model `tuned`:
+
+```bash
+vllm serve {base}{f" --revision {revision}" if revision else ""} \\
+  --enable-lora --max-lora-rank {rank} --lora-modules tuned=/path/to/this/folder
+```"""
+
+
 def _front_matter(about: dict[str, Any], library: str) -> str:
     # The hub refuses a local folder as `base_model`.
     base = "" if Path(about["base"]).is_absolute() else f"base_model: {about['base']}\n"
@@ -72,9 +77,6 @@ def _origin(about: dict[str, Any]) -> str:
     revision = f", revision {about['base_revision']}" if about["base_revision"] else ""
     return f"""\
 Trained for {about["steps"]} steps of zeroth-order optimization, by forward passes alone, on the frozen base
-`{about["base"]}`{revision}, whose weights have the digest `{about["base_digest"]}`.
+`{about["base"]}`{revision}. The digest of the base's weights is
+`{about["base_digest"]}`.
 """
-
-
-def _revision(about: dict[str, Any]) -> str:
-    return f', revision="{about["base_revision"]}"' if about["base_revision"] else ""

@@ -1,4 +1,4 @@
-"""A whole model with ``W + P V^T`` in its weights: one sum in float32, one rounding to the type the base is stored in."""
+"""A whole model with ``W + P V^T`` in its weights: summed in float32, rounded once to the type of the stored base."""
 
 from __future__ import annotations
 
