@@ -5,66 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from filelock import FileLock
-from hydra import compose, initialize_config_module
-from omegaconf import DictConfig
 
+from tests.command import TINY, Compose, bank, message, start, wait_for
 from zo_lightning.cli import eval as zo_eval
 from zo_lightning.cli import train as zo_train
 from zo_lightning.cli.overrides import with_saved_overrides
 from zo_lightning.cli.report import wilson_interval
-from zo_lightning.config import register
-
-TINY = [
-    "model=tiny-llama",
-    "backend=dense",
-    "scheduler=constant",
-    "update.lr=1e-4",
-    "task.num_train=40",
-    "task.num_dev=16",
-    "task.num_test=32",
-    "trainer.max_steps=6",
-    "trainer.val_check_interval=null",
-    "trainer.check_val_every_n_epoch=1",
-    "callbacks.checkpoint.every_n_train_steps=2",
-]
-Compose = Callable[..., DictConfig]
-
-
-@pytest.fixture
-def composed(tmp_path: Path) -> Compose:
-    """A run's configuration with its folder under ``tmp_path``."""
-
-    def compose_run(*overrides: str, folder: str = "run", name: str = "train", tiny: bool = True) -> DictConfig:
-        register()
-        with initialize_config_module("zo_lightning.conf", version_base="1.3"):
-            paths = [f"paths.root={tmp_path}", f"paths.output_dir={tmp_path / folder}"]
-            return compose(name, [*(TINY if tiny else []), *paths, *overrides])
-
-    return compose_run
-
-
-def bank(folder: Path) -> dict:
-    saved = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
-    return saved["zo_lightning"]["bank"]
-
-
-def message(capsys: pytest.CaptureFixture[str], call: Callable[[], object]) -> str:
-    with pytest.raises(SystemExit) as stop:
-        call()
-    assert stop.value.code == 2
-    printed = capsys.readouterr().err
-    assert "Traceback" not in printed
-    return printed
 
 
 def test_a_run_leaves_results_a_curve_and_a_checkpoint(composed: Compose, tmp_path: Path, capsys):
@@ -250,24 +202,11 @@ def test_a_users_own_file_is_a_task(composed: Compose, tmp_path: Path):
     assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 2
 
 
-def start(*arguments: str, cwd: Path, module: str = "zo_lightning.cli.train") -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"COLUMNS": "120"},
-    )
-
-
 def test_ctrl_c_leaves_a_checkpoint_and_exit_code_130(tmp_path: Path):
     endless = [o for o in TINY if not o.startswith(("trainer.max_steps", "callbacks"))] + ["trainer.max_steps=100000"]
     run = start(*endless, f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path)
     metrics = tmp_path / "run" / "csv" / "version_0" / "metrics.csv"
-    deadline = time.monotonic() + 120
-    while not metrics.exists() and run.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.2)
+    wait_for(metrics.exists, run)
     run.send_signal(signal.SIGINT)
     printed, _ = run.communicate(timeout=60)
     assert run.returncode == 130, printed
@@ -309,9 +248,7 @@ def test_a_killed_engine_ends_the_run_clearly_and_the_folder_goes_on(tmp_path: P
     child = [*tiny, "backend=vllm", "backend.process=child", f"hydra.run.dir={tmp_path / 'run'}"]
     run = start(*child, "trainer.max_steps=100000", cwd=tmp_path)
     checkpoint = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    deadline = time.monotonic() + 200
-    while not checkpoint.exists() and run.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.2)
+    wait_for(checkpoint.exists, run, seconds=200)
     for pid in engines_of(run.pid):
         os.kill(pid, signal.SIGKILL)
     printed, _ = run.communicate(timeout=60)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from zo_lightning.errors import DivergedError, EngineError
 
@@ -17,11 +18,11 @@ log = logging.getLogger(__name__)
 
 
 class InterruptCheckpoint(Callback):
-    """Writes ``<dirpath>/<filename>.ckpt`` when training ends, by Ctrl-C or an error too.
+    """Writes ``<dirpath>/<filename>.ckpt`` when training ends, by Ctrl-C, SIGTERM or an error too.
 
-    The first Ctrl-C lets the running step end, so that its commit is whole; the second one leaves at once and without a
-    checkpoint. An earlier file stays as it is if the engine died or the run diverged (the state is gone or not worth
-    keeping), if there is no step to save, and if the disk is full.
+    SIGTERM and the first Ctrl-C let the running step end, so that its commit is whole; the second Ctrl-C leaves at once
+    and without a checkpoint. An earlier file stays as it is if the engine died or the run diverged (the state is gone
+    or not worth keeping), if there is no step to save, and if the disk is full.
 
     Args:
         dirpath: where checkpoints go.
@@ -42,18 +43,18 @@ class InterruptCheckpoint(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Stop here if asked: the step is complete."""
-        self._stop_if_asked()
+        self._stop_if_asked(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Stop here if asked: validation changes nothing."""
-        self._stop_if_asked()
+        self._stop_if_asked(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the end of the run and give Ctrl-C back.
 
         Lightning's own last checkpoint is that of the last periodic save, which may lie many steps back.
         """
-        self._stop_if_asked()
+        self._stop_if_asked(trainer)
         if not trainer.fast_dev_run and trainer.global_step:  # type: ignore[attr-defined]
             trainer.save_checkpoint(self.path)
         self._give_back()
@@ -79,9 +80,11 @@ class InterruptCheckpoint(Callback):
         # Not by logging or print: a signal may come in the middle of one.
         os.write(2, b"\nCtrl-C: the step will end and be saved; press it again to leave at once\n")
 
-    def _stop_if_asked(self) -> None:
+    def _stop_if_asked(self, trainer: Trainer) -> None:
         if self._asked:
             raise KeyboardInterrupt
+        if trainer.received_sigterm:  # Lightning looks too, but not at the end of the last step
+            raise SIGTERMException
 
     def _give_back(self) -> None:
         self._training = False

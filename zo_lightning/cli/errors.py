@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from zo_lightning.errors import ZOError
 
 INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
+TERMINATED = 143  # and one that SIGTERM ended
 FAILED = 2
 
 

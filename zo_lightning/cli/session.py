@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from zo_lightning.cli.errors import TERMINATED
 from zo_lightning.config import instantiate
 from zo_lightning.core.method import Method
 from zo_lightning.core.roles import Direction
@@ -59,9 +60,13 @@ class Session:
         """Train, from a checkpoint if there is one.
 
         Raises:
+            ConfigError: for a setting that Lightning refuses.
             KeyboardInterrupt: after Ctrl-C, once the checkpoint is written.
+            SystemExit: after SIGTERM, likewise.
         """
-        with self._interruptible():
+        from zo_lightning.cli.lightning_errors import misconfigurations_named
+
+        with misconfigurations_named(), self._interruptible():
             self.trainer.fit(self.module, datamodule=self.data, ckpt_path=checkpoint, weights_only=True)
 
     def test(self, checkpoint: Path | None = None) -> dict[str, float]:
@@ -78,13 +83,16 @@ class Session:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        # Lightning ends an interrupted run with exit code 1, which would hide what happened.
+        # Lightning ends an interrupted run with exit code 1 and a terminated one with 0: neither says what happened.
         try:
             yield
         except SystemExit:
-            if self.trainer.interrupted:
+            if not self.trainer.interrupted:
+                raise
+            if not self.trainer.received_sigterm:
                 raise KeyboardInterrupt from None
-            raise
+        if self.trainer.received_sigterm:  # even in the last batch, after which Lightning forgets it
+            raise SystemExit(TERMINATED)
 
 
 def build(config: DictConfig) -> Session:
@@ -168,18 +176,24 @@ def build_trainer(config: DictConfig, *callbacks: Callback) -> Trainer:
     """Lightning's trainer with the configured callbacks and loggers, and further callbacks."""
     from lightning.pytorch import seed_everything
 
+    from zo_lightning.callbacks.bank_summary import BankSummary
+    from zo_lightning.cli.lightning_errors import misconfigurations_named
     from zo_lightning.strategies import ZOStrategy
+    from zo_lightning.strategies.refused import check_callbacks
 
     seed_everything(config.seed, workers=True, verbose=False)
-    trainer: Trainer = instantiate(
-        config.trainer,
-        max_steps=num_steps(config),
-        callbacks=[*_build_all(config.callbacks), *callbacks],
-        logger=_build_all(config.logger) or False,
-    )
+    summary = [BankSummary()] if config.trainer.enable_model_summary else []
+    with misconfigurations_named():
+        trainer: Trainer = instantiate(
+            config.trainer,
+            max_steps=num_steps(config),
+            callbacks=[*_build_all(config.callbacks), *callbacks, *summary],
+            logger=_build_all(config.logger) or False,
+        )
     if not isinstance(trainer.strategy, ZOStrategy):
         raise ConfigError(f"`trainer.strategy`={config.trainer.strategy} cannot run these steps: leave it at zo")
     trainer.strategy.check_precision()
+    check_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
     return trainer
 
 

@@ -21,3 +21,5 @@ def quiet_libraries() -> None:
     import lightning.pytorch  # noqa: F401  (sets its own level when imported)
 
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for asked_for in ("profilers", "callbacks.early_stopping"):  # a profile, and why a run ended
+        logging.getLogger(f"lightning.pytorch.{asked_for}").setLevel(logging.INFO)

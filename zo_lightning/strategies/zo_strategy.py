@@ -16,6 +16,7 @@ from zo_lightning.errors import ConfigError, EngineError
 from zo_lightning.modules.zo_module import ZOModule
 from zo_lightning.optim.zo_optimizer import ZOOptimizer
 from zo_lightning.strategies.checkpoint_io import AtomicCheckpointIO
+from zo_lightning.strategies.refused import check_callbacks
 
 
 class ZOStrategy(SingleDeviceStrategy):
@@ -24,7 +25,8 @@ class ZOStrategy(SingleDeviceStrategy):
     It leases the module's backend if that is open, and otherwise opens it for the run and closes it afterwards.
 
     Raises:
-        ConfigError: at the start of a run, for another module than ``ZOModule`` or another precision than 32-true.
+        ConfigError: at the start of a run, for another module than ``ZOModule``, another precision than 32-true, or a
+            callback that changes torch parameters.
     """
 
     strategy_name = "zo"
@@ -60,9 +62,10 @@ class ZOStrategy(SingleDeviceStrategy):
         self._checkpoint_io = io
 
     def setup_environment(self) -> None:
-        """Check the precision, then open the backend unless its owner has."""
+        """Check the precision and the callbacks, then open the backend unless its owner has."""
         super().setup_environment()
         self.check_precision()
+        check_callbacks(self._module.trainer.callbacks)  # type: ignore[attr-defined]
         self._engine_died = False
         if not self._module.backend.is_open:
             self._owns_backend = True
