@@ -1,21 +1,4 @@
-"""What broke in frameworks like this one, by public report: one test a row, here or where the table says.
-
-| report | what breaks | test |
-| --- | --- | --- |
-| Lightning #16143, #17958, #20674, #17167 | steps are counted differently by different counters | here: ``forty_steps`` |
-| Lightning #19764, #18780 | resume in mid-epoch repeats some examples and drops others | here: ``mid_epoch``; every step, bitwise: ``test_resume.py``, and on vLLM: ``test_training_on_vllm.py`` |
-| Lightning #17903 | accumulation and ``every_n_train_steps`` count differently | here: ``accumulation`` |
-| wandb #1314, Lightning #5212 | the second job of a sweep writes into the first one's W&B run | ``test_loggers.py`` |
-| Hydra #2070, Lightning #11300 | a data parallel child runs the whole sweep again | ``test_ddp.py`` |
-| Hydra #1817, #2925 | jobs of one second share a folder | here: ``same_second`` |
-| Hydra #2364, #2591, #1183 | dataclasses given to ``instantiate`` become DictConfig | here: ``dataclass`` |
-| Lightning #21757, #20643 | checkpoints do not load with ``weights_only=True`` | here: ``weights_only`` |
-| Hydra #2125, #1868, #742 | an installed program does not find its configuration | ``test_packaging.py`` |
-| Hydra #2284, #2551 | a failed job of a sweep is not told apart | ``test_sweeps.py`` |
-| Lightning #14893, #20542, #5969 | SIGTERM loses the run or ends it with exit code 0 | here: ``sigterm``, ``sigkill``, ``slurm`` |
-| Lightning #21691 | 2.6.2 and 2.6.3 are malicious releases | ``test_packaging.py`` |
-| vLLM #42125, #47724, #42245 | a cache that forgets that the weights changed | here: ``stale_cache``; on real vLLM: ``test_contract.py`` |
-"""  # noqa: E501
+"""What broke in frameworks like this one, by public report: one test a row, here or where the table says."""
 
 from __future__ import annotations
 
@@ -51,6 +34,33 @@ from zo_lightning.cli.session import build, build_trainer
 from zo_lightning.config import instantiate
 from zo_lightning.core.types import BankSpec, Batch
 from zo_lightning.directions import LowRank
+
+# Report, file from ``tests/``, test.
+HERE = "integration/test_known_breakages.py"
+PACKAGING = "unit/test_packaging.py"
+EVERY_STEP = "test_resuming_from_every_step_ends_bitwise_where_the_unbroken_run_does"
+TESTS = (
+    ("Lightning #16143, #17958, #20674, #17167", HERE, "test_forty_steps_are_forty_by_every_count"),
+    ("Lightning #19764, #18780", HERE, "test_a_mid_epoch_resume_shows_every_example_once"),
+    ("Lightning #19764, #18780", "integration/test_resume.py", EVERY_STEP),
+    ("Lightning #19764, #18780, on vLLM", "integration/test_training_on_vllm.py", EVERY_STEP),
+    ("Lightning #17903", HERE, "test_accumulation_and_periodic_checkpoints_count_the_same_steps"),
+    # wandb #1314, Lightning #5212: test_loggers.py; Hydra #2070, Lightning #11300: test_ddp.py
+    ("Hydra #1817, #2925", HERE, "test_jobs_of_the_same_second_have_folders_of_their_own"),
+    ("Hydra #2364, #2591, #1183", HERE, "test_a_dataclass_given_to_instantiate_is_refused_with_advice"),
+    ("Lightning #21757, #20643", HERE, "test_every_kind_of_checkpoint_loads_with_weights_only"),
+    ("Hydra #2125, #1868, #742", PACKAGING, "test_the_wheel_composes_its_configuration_in_another_folder"),
+    # Hydra #2284, #2551: test_sweeps.py
+    ("Lightning #14893, #20542, #5969", HERE, "test_a_command_ended_by_sigterm_or_sigkill_goes_on_to_the_same_bits"),
+    ("Lightning #21691", PACKAGING, "test_malicious_lightning_releases_are_excluded"),
+    ("vLLM #42125, #47724, #42245", HERE, "test_the_contract_catches_a_stale_cache"),
+    ("vLLM, on it", "conformance/test_contract.py", "test_the_centre_moves_with_every_commit"),
+)
+
+
+@pytest.mark.parametrize(("report", "file", "test"), TESTS)
+def test_every_report_has_its_test(report: str, file: str, test: str):
+    assert f"\ndef {test}(" in (Path(__file__).parents[1] / file).read_text(), report
 
 
 def fit(run, module=None, data=None, ckpt_path=None, **settings):
