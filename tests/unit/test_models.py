@@ -200,7 +200,7 @@ def test_every_model_file_says_where_its_weights_come_from() -> None:
     assert len(models) == 19
     for stem, model in models.items():
         assert model.name == stem
-        assert model.defaults == ["base_model", "_self_"]
+        assert model.defaults == ["/base_model@_here_", "_self_"]
         assert ("path" in model) != ("source" in model)
         assert model.get("source", "hub") in get_args(Source)
         assert HUB_NAME.fullmatch(model.get("path", "org/name"))

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
 from zo_lightning.errors import ZOError
 
 INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
@@ -18,6 +20,8 @@ FAILED = 2
 def reported(*, reraise: bool = False) -> Iterator[None]:
     """Turn a user's errors into one message without a traceback, and Ctrl-C into exit code 130.
 
+    Around a whole command it also says which keys there are, where Hydra has ended it for one that is not there.
+
     Args:
         reraise: pass the error on after the message. In a sweep Hydra then goes on with the other jobs.
     """
@@ -26,6 +30,11 @@ def reported(*, reraise: bool = False) -> Iterator[None]:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
+    except SystemExit as end:
+        missing = getattr(end.__context__, "__cause__", None)
+        if isinstance(missing, ConfigAttributeError | ConfigKeyError):
+            print(_known_keys(missing), file=sys.stderr)
+        raise
     except (ZOError, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.ENOSPC:
             raise
@@ -33,6 +42,11 @@ def reported(*, reraise: bool = False) -> Iterator[None]:
         if reraise:
             raise
         raise SystemExit(FAILED) from None
+
+
+def _known_keys(error: OmegaConfBaseException) -> str:
+    parent = str(error.full_key).rpartition(".")[0]
+    return f"{f'`{parent}`' if parent else 'the configuration'} has the keys {', '.join(sorted(error.parent_node))}"
 
 
 def _no_space(error: OSError) -> str:

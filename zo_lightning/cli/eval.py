@@ -22,8 +22,9 @@ register()
 
 def main() -> None:
     """Compose with the run's own overrides first, so that ``ckpt_path`` alone is enough."""
-    sys.argv[1:] = with_saved_overrides(sys.argv[1:])
-    _main()
+    with reported():
+        sys.argv[1:] = with_saved_overrides(sys.argv[1:])
+        _main()
 
 
 @hydra.main(version_base="1.3", config_path="pkg://zo_lightning.conf", config_name="eval")

@@ -30,8 +30,9 @@ register()
 
 def main() -> None:
     """Compose with the overrides of the run that ``ckpt_path`` names, if any, so that naming it is enough."""
-    sys.argv[1:] = with_saved_overrides(sys.argv[1:])
-    _main()
+    with reported():
+        sys.argv[1:] = with_saved_overrides(sys.argv[1:])
+        _main()
 
 
 @hydra.main(version_base="1.3", config_path="pkg://zo_lightning.conf", config_name="train")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from zo_lightning.config.plugins import plugins
 from zo_lightning.errors import ConfigError, ZOError
 
 ALLOWED = ("zo_lightning", "lightning", "torch", "torchmetrics")
@@ -19,7 +20,7 @@ def instantiate(config: Any, **runtime: Any) -> Any:
             DictConfig; use a ``_partial_`` node and call the result.
 
     Raises:
-        ConfigError: for a target outside the allowed packages.
+        ConfigError: for a target outside the allowed packages and the installed plug-ins.
         TypeError: for a dataclass among the runtime arguments.
     """
     from hydra.errors import InstantiationException
@@ -28,9 +29,10 @@ def instantiate(config: Any, **runtime: Any) -> Any:
     for name, value in runtime.items():
         if dataclasses.is_dataclass(value):
             raise TypeError(f"{name} is a dataclass, which Hydra would turn into a DictConfig: use `_partial_: true`")
+    allowed = (*ALLOWED, *(plugin.package for plugin in plugins()))
     for target in _targets(config):
-        if target.partition(".")[0] not in ALLOWED:
-            raise ConfigError(f"`_target_: {target}` is outside {', '.join(ALLOWED)}: it is not instantiated")
+        if not any(target.startswith(f"{package}.") for package in allowed):
+            raise ConfigError(f"`_target_: {target}` is outside {', '.join(allowed)}: it is not instantiated")
     try:
         return hydra_instantiate(config, **runtime, _convert_="all")
     except InstantiationException as error:

@@ -1,6 +1,7 @@
 """Schemas of the configuration: a wrong type or an unknown key fails while composing, before anything heavy.
 
-Each group's YAML starts from its schema (``base_*``). Nothing here imports torch.
+A group's YAML starts from its schema (``/base_*@_here_``). Schemas stand outside the groups, so that ``--help`` and the
+shell's completion list only what a person may choose. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -218,27 +219,27 @@ class FakeConf:
     max_rank: int = 512
 
 
-_SCHEMAS = (
-    (None, "base_run", RunConf),
-    ("model", "base_model", ModelConf),
-    ("task", "base_text_task", TextTaskConf),
-    ("task", "base_sentiment_task", SentimentTaskConf),
-    ("direction", "base_low_rank", LowRankConf),
-    ("query", "base_antithetic", AntitheticConf),
-    ("estimator", "base_spsa", SpsaConf),
-    ("update", "base_sgd", SgdConf),
-    ("backend", "base_vllm", VllmConf),
-    ("backend", "base_dense", DenseConf),
-    ("backend", "base_fake", FakeConf),
-)
+_SCHEMAS = {
+    "base_run": RunConf,
+    "base_model": ModelConf,
+    "base_text_task": TextTaskConf,
+    "base_sentiment_task": SentimentTaskConf,
+    "base_low_rank": LowRankConf,
+    "base_antithetic": AntitheticConf,
+    "base_spsa": SpsaConf,
+    "base_sgd": SgdConf,
+    "base_vllm": VllmConf,
+    "base_dense": DenseConf,
+    "base_fake": FakeConf,
+}
 
 
 def register() -> None:
     """Make the schemas, and the ``pid`` that folder names use, known to Hydra. Idempotent."""
     OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
     store = ConfigStore.instance()
-    for group, name, node in _SCHEMAS:
-        store.store(group=group, name=name, node=node, provider="zo_lightning")
+    for name, node in _SCHEMAS.items():
+        store.store(name=name, node=node, provider="zo_lightning")
     store.store(name="base_export", node=_on_top(ExportConf, RunConf), provider="zo_lightning")
 
 
