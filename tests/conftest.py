@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 # Before torch is imported: threads that spin while they wait crawl beside another busy process.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from tests.wheels import ROOT, build_wheel
 from zo_lightning.core.types import Example, Layout, MatrixSpec
 
 if TYPE_CHECKING:
@@ -37,6 +39,17 @@ def small_layout() -> Layout:
 def small_examples() -> tuple[Example, ...]:
     """50 examples with two options of one and two tokens."""
     return tuple(Example(prompt=(i, i + 1, 3), options=((100,), (200, 201)), label=i % 2) for i in range(50))
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project as a wheel, built where a machine's own settings lie about, which it must not ship."""
+    names = ("zo_lightning", "hydra_plugins", "pyproject.toml", "README.md", "LICENSE")
+    folder = tmp_path_factory.mktemp("wheel")
+    own = folder / "zo_lightning" / "conf" / "local" / "default.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("seed: 1\n")
+    return build_wheel([ROOT / name for name in names], folder)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zo_lightning.config.plugins import plugins
@@ -42,11 +43,9 @@ def instantiate(config: Any, **runtime: Any) -> Any:
 
 
 def _targets(config: Any) -> list[str]:
-    from omegaconf import DictConfig, ListConfig
-
-    if isinstance(config, DictConfig):
+    if isinstance(config, Mapping):
         own = [str(config["_target_"])] if "_target_" in config else []
         return own + [target for key in config for target in _targets(config[key])]
-    if isinstance(config, ListConfig):
+    if isinstance(config, Sequence) and not isinstance(config, str):
         return [target for item in config for target in _targets(item)]
     return []

@@ -27,11 +27,19 @@ class Direction(Protocol):
 
     A direction of matrix ``W`` (rows O, columns I) is ``U_OR @ V_IR.T``. Factors come stacked over
     all matrices of the layout, so one call serves the whole model.
+
+    A direction is a frozen dataclass: its init fields, plain values, are its recipe in other processes. ``cycle`` is
+    one of them: the number of stages after which right factors come round again, set for a bank that reuses its slots.
     """
 
     rank: int
     refresh_every: int
-    needs: frozenset[str]
+    cycle: int | None
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What a backend must provide."""
+        ...
 
     def keys(self, *, seed: int, step: int) -> tuple[DirectionKey, ...]:
         """The keys of optimizer step ``step``, a pure function of its arguments."""
@@ -53,8 +61,15 @@ class Direction(Protocol):
 class Query(Protocol):
     """Which parameter points are evaluated on which examples."""
 
-    provides: frozenset[str]
-    max_points: int
+    @property
+    def provides(self) -> frozenset[str]:
+        """What an estimator can count on in the observations."""
+        ...
+
+    @property
+    def max_points(self) -> int:
+        """Points that are evaluated at once."""
+        ...
 
     def plan(
         self, keys: Sequence[DirectionKey], examples: Sequence[Example], version: int, objective: Objective
@@ -70,7 +85,10 @@ class Query(Protocol):
 class Estimator(Protocol):
     """Turns a whole accumulation window of observations into one gradient estimate."""
 
-    needs: frozenset[str]
+    @property
+    def needs(self) -> frozenset[str]:
+        """What a query must provide."""
+        ...
 
     def estimate(self, requests: Sequence[EvalRequest], observations: Sequence[Observation]) -> Estimate:
         """One estimate over all requests of the window, pooled over micro-batches."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 
@@ -33,7 +33,7 @@ class LowRank:
     scale: Literal["none", "1/r", "1/sqrt(r)"] = "none"
     refresh_update: Literal["paper", "released"] = "paper"
     cycle: int | None = None
-    needs: frozenset[str] = field(default=frozenset({"low_rank"}), init=False)
+    needs: ClassVar[frozenset[str]] = frozenset({"low_rank"})
 
     def __post_init__(self) -> None:
         if self.rank < 1:

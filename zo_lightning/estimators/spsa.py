@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 from zo_lightning.core.types import DirectionKey, Estimate, EvalRequest, Observation
 
@@ -18,7 +19,7 @@ class Spsa:
     half batches give what one whole batch gives.
     """
 
-    needs: frozenset[str] = field(default=frozenset({"antithetic pairs"}), init=False)
+    needs: ClassVar[frozenset[str]] = frozenset({"antithetic pairs"})
 
     def estimate(self, requests: Sequence[EvalRequest], observations: Sequence[Observation]) -> Estimate:
         """One term a direction.

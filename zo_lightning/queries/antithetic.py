@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 from zo_lightning.core.types import DirectionKey, EvalRequest, Example, Objective, Observation, Point
 from zo_lightning.errors import ConfigError
@@ -19,8 +20,8 @@ class Antithetic:
     """
 
     eps: float
-    max_points: int = field(default=2, init=False)
-    provides: frozenset[str] = field(default=frozenset({"antithetic pairs"}), init=False)
+    max_points: ClassVar[int] = 2
+    provides: ClassVar[frozenset[str]] = frozenset({"antithetic pairs"})
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.eps) and self.eps > 0):

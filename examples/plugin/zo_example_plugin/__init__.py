@@ -1,0 +1,1 @@
+"""A plug-in of zo-lightning. Empty, so that composing a configuration loads nothing heavy."""

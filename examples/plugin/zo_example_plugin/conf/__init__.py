@@ -1,0 +1,1 @@
+"""Options that this plug-in brings."""
