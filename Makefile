@@ -8,10 +8,10 @@ INSTALLED := $(VENV)/installed
 PYTHONS := python3.11 python3.12 python3.13 python3.14 python3
 USABLE := import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 
-.PHONY: help install train test test-slow format clean
+.PHONY: help install train test test-slow check-wheel format clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## make .venv with everything: three minutes the first time, nothing to do the second
 	@echo "install: .venv is ready"
@@ -27,6 +27,9 @@ test: $(INSTALLED) ## what CI runs: linters, types and the tests that are not sl
 
 test-slow: $(INSTALLED) ## the long proofs and measurements
 	@$(BIN)/python -m pytest -m slow
+
+check-wheel: $(INSTALLED) ## build the wheel, install it in a clean environment without vLLM, use it from another folder
+	@$(BIN)/python scripts/check_wheel.py
 
 format: $(INSTALLED) ## format the code and mend what a linter can
 	@$(BIN)/ruff format

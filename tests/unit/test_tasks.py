@@ -14,13 +14,13 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+import zo_lightning
 from zo_lightning.core.types import Example
 from zo_lightning.errors import ConfigError, DataError
 from zo_lightning.tasks import Task, TaskData, TextTask
 
-ROOT = Path(__file__).parents[2]
-CONF = ROOT / "zo_lightning" / "conf" / "task"
-DATA = ROOT.parent / "shared" / "data"
+CONF = Path(zo_lightning.__file__).parent / "conf" / "task"
+DATA = Path(__file__).parents[3] / "shared" / "data"
 BOS = 256
 
 

@@ -28,8 +28,9 @@ register()
 
 def main() -> None:
     """Compose with the run's own overrides first, so that ``ckpt_path``, ``format`` and ``out`` are enough."""
-    sys.argv[1:] = with_saved_overrides(sys.argv[1:])
-    _main()
+    with reported():
+        sys.argv[1:] = with_saved_overrides(sys.argv[1:])
+        _main()
 
 
 @hydra.main(version_base="1.3", config_path="pkg://zo_lightning.conf", config_name="export")
