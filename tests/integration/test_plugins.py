@@ -13,7 +13,7 @@ import pytest
 from hydra import compose, initialize_config_module
 from hydra.errors import MissingConfigException
 
-from tests.wheels import EXAMPLE_PLUGIN, build_wheel, pip
+from tests.wheels import EXAMPLE_PLUGIN, ROOT, build_wheel, pip
 from zo_lightning.config import instantiate, register
 from zo_lightning.config.plugins import checked_plugins
 from zo_lightning.errors import ConfigError
@@ -90,6 +90,13 @@ main()
     text = run(site, tmp_path, "app.py", "--info", "searchpath")
     assert "zo_" not in text.splitlines()[-2] and "pkg://zo_" not in text
     assert text.splitlines()[-1] == "['hydra_plugins.zo_lightning_search_path']"
+
+
+def test_the_documentation_shows_the_example_as_it_is():
+    page = (ROOT / "docs" / "how-to" / "plugins.md").read_text()
+    for name in ("pyproject.toml", "direction.py", "direction/rademacher.yaml"):
+        (file,) = EXAMPLE_PLUGIN.rglob(name)
+        assert file.read_text().strip() in page
 
 
 class Site:

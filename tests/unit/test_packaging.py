@@ -10,9 +10,11 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import zo_lightning
 from tests.wheels import ROOT
 
 PACKAGE = ROOT / "zo_lightning"
@@ -76,3 +78,15 @@ def test_the_wheel_composes_its_configuration_in_another_folder(wheel: Path, tmp
     ).stdout
     assert printed.startswith(str(tmp_path / "site"))
     assert "name: smollm2-135m" in printed
+
+
+def test_what_is_said_about_the_project_agrees() -> None:
+    citation = OmegaConf.load(ROOT / "CITATION.cff")
+    assert citation.version == zo_lightning.__version__
+    assert citation.license == PROJECT["license"]
+
+
+def test_the_workflow_is_what_ci_runs() -> None:
+    job = OmegaConf.load(ROOT / ".github" / "workflows" / "ci.yml").jobs.ci
+    assert [step.run for step in job.steps if "run" in step] == [".ci/run"]
+    assert all("@v" in step.uses for step in job.steps if "uses" in step)
