@@ -16,7 +16,7 @@ from pathlib import Path
 import install
 
 ROOT = install.ROOT
-# What the wheel must hold for these to pass: all code, the configuration, and no need of vLLM.
+# They need all code and the configuration, but neither the repository nor vLLM.
 TESTS = ("tests/conformance", "tests/unit/test_imports.py", "tests/unit/test_method.py", "tests/unit/test_tasks.py")
 WITHOUT_VLLM = "import importlib.util, zo_lightning; assert importlib.util.find_spec('vllm') is None"
 
@@ -43,8 +43,9 @@ def built_wheel(folder: Path) -> Path:
     """The wheel, by way of the source distribution: nothing that lies about in the tree gets into it."""
     say("building")
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    if subprocess.run(build, stdout=subprocess.DEVNULL).returncode:
-        sys.exit("check-wheel: the wheel does not build; the reason is above")
+    done = subprocess.run(build, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        sys.exit(f"{done.stdout}\ncheck-wheel: the wheel does not build; the reason is above")
     (wheel,) = folder.glob("*.whl")
     return wheel
 
