@@ -45,12 +45,13 @@ TESTS = (
     ("Lightning #19764, #18780", "integration/test_resume.py", EVERY_STEP),
     ("Lightning #19764, #18780, on vLLM", "integration/test_training_on_vllm.py", EVERY_STEP),
     ("Lightning #17903", HERE, "test_accumulation_and_periodic_checkpoints_count_the_same_steps"),
-    # wandb #1314, Lightning #5212: test_loggers.py; Hydra #2070, Lightning #11300: test_ddp.py
+    ("wandb #1314, Lightning #5212", "integration/test_loggers.py", "test_jobs_of_a_sweep_are_wandb_runs_of_their_own"),
+    # Hydra #2070, Lightning #11300: test_ddp.py
     ("Hydra #1817, #2925", HERE, "test_jobs_of_the_same_second_have_folders_of_their_own"),
     ("Hydra #2364, #2591, #1183", HERE, "test_a_dataclass_given_to_instantiate_is_refused_with_advice"),
     ("Lightning #21757, #20643", HERE, "test_every_kind_of_checkpoint_loads_with_weights_only"),
     ("Hydra #2125, #1868, #742", PACKAGING, "test_the_wheel_composes_its_configuration_in_another_folder"),
-    # Hydra #2284, #2551: test_sweeps.py
+    ("Hydra #2284, #2551", "integration/test_sweeps.py", "test_a_bad_job_fails_alone_and_says_why"),
     ("Lightning #14893, #20542, #5969", HERE, "test_a_command_ended_by_sigterm_or_sigkill_goes_on_to_the_same_bits"),
     ("Lightning #21691", PACKAGING, "test_malicious_lightning_releases_are_excluded"),
     ("vLLM #42125, #47724, #42245", HERE, "test_the_contract_catches_a_stale_cache"),

@@ -33,7 +33,18 @@ ONLY_IN = {
     "omegaconf": ("cli", "config"),
     "lightning": ("data", "modules", "strategies", "callbacks", "cli"),
 }
-HEAVY = ("torch", "vllm", "transformers", "lightning", "datasets")
+HEAVY = (
+    "torch",
+    "vllm",
+    "transformers",
+    "lightning",
+    "datasets",
+    "wandb",
+    "tensorboard",
+    "optuna",
+    "joblib",
+    "submitit",
+)
 
 
 def modules() -> dict[str, Path]:

@@ -17,13 +17,10 @@ FAILED = 2
 
 
 @contextmanager
-def reported(*, reraise: bool = False) -> Iterator[None]:
+def reported() -> Iterator[None]:
     """Turn a user's errors into one message without a traceback, and Ctrl-C into exit code 130.
 
     Around a whole command it also says which keys there are, where Hydra has ended it for one that is not there.
-
-    Args:
-        reraise: pass the error on after the message. In a sweep Hydra then goes on with the other jobs.
     """
     try:
         yield
@@ -39,8 +36,6 @@ def reported(*, reraise: bool = False) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno != errno.ENOSPC:
             raise
         print(f"error: {error if isinstance(error, ZOError) else _no_space(error)}", file=sys.stderr)
-        if reraise:
-            raise
         raise SystemExit(FAILED) from None
 
 

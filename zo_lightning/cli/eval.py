@@ -42,7 +42,7 @@ def run(config: DictConfig) -> None:
         from zo_lightning.cli.report import Scores
         from zo_lightning.cli.session import build
 
-        session = build(config)
+        session = build(config, loggers=[])
         with session.engine():
             metrics = session.test(checkpoint)
         scores = Scores.of(metrics, session.num_scored)

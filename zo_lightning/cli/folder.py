@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from zo_lightning.config.resolvers import ABOUT, sweep_job
 from zo_lightning.errors import ConfigError
 
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
-_ABOUT = "run.json"
+FAILURE = "FAILED"
+_BORN = ("id", "sweep", "job")  # stay when a run goes on
 _TRACES = (CHECKPOINT, Path("results.json"), Path("csv"))  # what only a run leaves behind
 # What a run trains. The rest says how long, where and how it is shown, and may change when it goes on.
 _IDENTITY = ("seed", "objective", "data", "model", "task", "direction", "query", "estimator", "update")
@@ -90,16 +93,24 @@ def claimed(folder: Path, config: DictConfig, *, resume: bool, overrides: Sequen
         (folder / ".hydra").mkdir(exist_ok=True)
         write_text(folder / ".hydra" / "config.yaml", OmegaConf.to_yaml(config))
         write_text(folder / ".hydra" / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(list(overrides))))
-        about = identity(config)
-        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-        write_text(folder / _ABOUT, json.dumps({"config_digest": digest, "identity": about}, indent=2) + "\n")
+        write_text(folder / ABOUT, json.dumps(_about(folder, config, resume=resume), indent=2) + "\n")
+        (folder / FAILURE).unlink(missing_ok=True)
         yield
     finally:
         lock.release()
 
 
+def _about(folder: Path, config: DictConfig, *, resume: bool) -> dict[str, Any]:
+    born = {"id": secrets.token_hex(4), **sweep_job()}
+    if resume:
+        born |= {key: value for key, value in json.loads((folder / ABOUT).read_text()).items() if key in _BORN}
+    trains = identity(config)
+    digest = hashlib.sha256(json.dumps(trains, sort_keys=True).encode()).hexdigest()[:16]
+    return {**born, "config_digest": digest, "identity": trains}
+
+
 def _check_same(folder: Path, config: DictConfig) -> None:
-    saved, current = json.loads((folder / _ABOUT).read_text())["identity"], identity(config)
+    saved, current = json.loads((folder / ABOUT).read_text())["identity"], identity(config)
     keys = sorted(key for key in saved.keys() | current.keys() if saved.get(key) != current.get(key))
     if keys:
         shown = ", ".join(f"`{key}`={saved.get(key)}, not {current.get(key)}" for key in keys)
@@ -112,7 +123,7 @@ def _check_same(folder: Path, config: DictConfig) -> None:
 def _newest(root: Path, wanted: dict[str, Any]) -> Path:
     found = [
         about.parent
-        for about in (root / "outputs").glob(f"*/*/{_ABOUT}")
+        for about in (root / "outputs").glob(f"*/*/{ABOUT}")
         if (about.parent / CHECKPOINT).is_file() and json.loads(about.read_text())["identity"] == wanted
     ]
     if not found:

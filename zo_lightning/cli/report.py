@@ -42,6 +42,14 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """What a sweep optimizes; without a value where it was not measured."""
+
+    name: str
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
     """The content of ``results.json``."""
 
@@ -55,6 +63,7 @@ class Results:
     base_digest_unchanged: bool
     num_parameters: int
     truncated_examples: int
+    optimized_metric: Metric
 
     def write(self, folder: Path) -> None:
         """Write ``results.json``."""

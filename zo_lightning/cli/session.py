@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
 from zo_lightning.cli.errors import TERMINATED
+from zo_lightning.cli.loggers import build_loggers
 from zo_lightning.config import instantiate
 from zo_lightning.core.method import Method
 from zo_lightning.core.roles import Direction
@@ -20,6 +21,7 @@ from zo_lightning.errors import ConfigError
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, Trainer
+    from lightning.pytorch.loggers import Logger
 
     from zo_lightning.callbacks.throughput import Throughput
     from zo_lightning.data import ExampleDataModule
@@ -69,6 +71,13 @@ class Session:
         with misconfigurations_named(), self._interruptible():
             self.trainer.fit(self.module, datamodule=self.data, ckpt_path=checkpoint, weights_only=True)
 
+    @contextmanager
+    def unlogged(self) -> Iterator[None]:
+        """A while without loggers."""
+        loggers, self.trainer.loggers = self.trainer.loggers, []
+        yield
+        self.trainer.loggers = loggers
+
     def test(self, checkpoint: Path | None = None) -> dict[str, float]:
         """Metrics of the test split at the current parameters or a checkpoint's."""
         with self._interruptible():
@@ -95,8 +104,12 @@ class Session:
             raise SystemExit(TERMINATED)
 
 
-def build(config: DictConfig) -> Session:
+def build(config: DictConfig, loggers: Sequence[Logger] | None = None) -> Session:
     """Check the configuration, then get model and data: cheap errors first, nothing is opened.
+
+    Args:
+        config: the run's.
+        loggers: instead of the configured ones.
 
     Raises:
         ConfigError: for a configuration that cannot run.
@@ -117,7 +130,7 @@ def build(config: DictConfig) -> Session:
 
     check_batch_sizes(**config.data)
     throughput = Throughput()
-    trainer = build_trainer(config, throughput)
+    trainer = build_trainer(config, throughput, loggers=loggers)
     texts = instantiate(config.task).texts()
     model = prepare_model(
         **{key: config.model[key] for key in ("name", "path", "source", "revision", "max_length", "cache_dir")}
@@ -172,8 +185,8 @@ def num_steps(config: DictConfig) -> int:
     return -1 if config.trainer.max_steps is None else int(config.trainer.max_steps)
 
 
-def build_trainer(config: DictConfig, *callbacks: Callback) -> Trainer:
-    """Lightning's trainer with the configured callbacks and loggers, and further callbacks."""
+def build_trainer(config: DictConfig, *callbacks: Callback, loggers: Sequence[Logger] | None = None) -> Trainer:
+    """Lightning's trainer with the configured callbacks, further ones, and the given or configured loggers."""
     from lightning.pytorch import seed_everything
 
     from zo_lightning.callbacks.bank_summary import BankSummary
@@ -187,15 +200,15 @@ def build_trainer(config: DictConfig, *callbacks: Callback) -> Trainer:
         trainer: Trainer = instantiate(
             config.trainer,
             max_steps=num_steps(config),
-            callbacks=[*_build_all(config.callbacks), *callbacks, *summary],
-            logger=_build_all(config.logger) or False,
+            callbacks=[
+                *(instantiate(node) for node in (config.callbacks or {}).values() if node),
+                *callbacks,
+                *summary,
+            ],
+            logger=list(build_loggers(config) if loggers is None else loggers) or False,
         )
     if not isinstance(trainer.strategy, ZOStrategy):
         raise ConfigError(f"`trainer.strategy`={config.trainer.strategy} cannot run these steps: leave it at zo")
     trainer.strategy.check_precision()
     check_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
     return trainer
-
-
-def _build_all(group: DictConfig | None) -> list[Any]:
-    return [instantiate(node) for node in (group or {}).values() if node]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,13 @@ from omegaconf import DictConfig
 
 from zo_lightning.cli.errors import reported
 from zo_lightning.cli.folder import CHECKPOINT, claimed, resolve_checkpoint
+from zo_lightning.cli.launchers import check_launchers
+from zo_lightning.cli.loggers import build_loggers, record_results, recording
 from zo_lightning.cli.overrides import with_saved_overrides
+from zo_lightning.cli.sweep import run_job
 from zo_lightning.cli.terminal import quiet_libraries
 from zo_lightning.config import register
-from zo_lightning.errors import EngineError
+from zo_lightning.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from zo_lightning.cli.report import Results
@@ -31,6 +35,7 @@ register()
 def main() -> None:
     """Compose with the overrides of the run that ``ckpt_path`` names, if any, so that naming it is enough."""
     with reported():
+        check_launchers(sys.argv[1:])
         sys.argv[1:] = with_saved_overrides(sys.argv[1:])
         _main()
 
@@ -38,49 +43,70 @@ def main() -> None:
 @hydra.main(version_base="1.3", config_path="pkg://zo_lightning.conf", config_name="train")
 def _main(config: DictConfig) -> float | None:
     hydra_config = HydraConfig.get()
-    sweep = hydra_config.mode == RunMode.MULTIRUN
-    return run(config, overrides=list(hydra_config.overrides.task), sweep=sweep)
+    overrides = list(hydra_config.overrides.task)
+    if hydra_config.mode == RunMode.MULTIRUN:
+        config.extras.print_config = False
+        return run_job(lambda: _run(config, overrides), Path(hydra_config.runtime.output_dir), overrides)
+    with reported():
+        _check_is_run(hydra_config.runtime.choices.get("sweep"), config)
+    return run(config, overrides=overrides)
 
 
-def run(config: DictConfig, *, overrides: Sequence[str] = (), sweep: bool = False) -> float | None:
-    """Claim the run's folder and train, with errors as one message; returns ``optimized_metric`` for sweepers."""
-    with reported(reraise=sweep):
-        checkpoint, folder = resolve_checkpoint(config, Path(config.paths.root))
-        if folder is not None:
-            config.paths.output_dir = str(folder)
-        output = Path(config.paths.output_dir)
-        with claimed(output, config, resume=folder is not None, overrides=overrides):
-            return train(config, output, checkpoint)
+def _check_is_run(sweep: str | None, config: DictConfig) -> None:
+    if sweep is not None and config.ckpt_path is None:  # a job that goes on has the settings of its sweep
+        raise ConfigError(f"`sweep={sweep}` is a set of runs: add `-m`")
+
+
+def run(config: DictConfig, *, overrides: Sequence[str] = ()) -> float | None:
+    """Claim the run's folder and train, with errors as one message; returns ``optimized_metric``."""
+    with reported():
+        return _run(config, overrides)
+
+
+def _run(config: DictConfig, overrides: Sequence[str]) -> float | None:
+    checkpoint, folder = resolve_checkpoint(config, Path(config.paths.root))
+    if folder is not None:
+        config.paths.output_dir = str(folder)
+    output = Path(config.paths.output_dir)
+    with claimed(output, config, resume=folder is not None, overrides=overrides):
+        return train(config, output, checkpoint)
 
 
 def train(config: DictConfig, output: Path, checkpoint: Path | None) -> float | None:
     """Train and report. The engine lives as long as this call."""
     quiet_libraries()
+    from zo_lightning.cli.config_tree import show_config
     from zo_lightning.cli.session import build
 
-    session = build(config)
+    show_config(config, output, show=config.extras.print_config)
+    loggers = build_loggers(config)
+    session = build(config, loggers)
     log.info("%s", session.describe())
-    with session.engine():
-        results, metrics = _measured(session, checkpoint)
-    _report(f"{config.model.name} on {config.task.name}", output, results)
+    with recording(loggers, config):
+        with session.engine():
+            results = _measured(session, checkpoint, config.optimized_metric)
+        curve = _report(f"{config.model.name} on {config.task.name}", output, results)
+        record_results(loggers, results, curve)
     if not results.base_digest_unchanged and config.bank.policy.value != "merge":
         raise EngineError("the base weights changed, though no policy may write them: the results cannot be trusted")
-    if config.optimized_metric not in metrics:
-        log.warning("`optimized_metric`=%s was not measured; there are %s", config.optimized_metric, sorted(metrics))
-    return metrics.get(config.optimized_metric)
+    return results.optimized_metric.value
 
 
-def _measured(session: Session, checkpoint: Path | None) -> tuple[Results, dict[str, float]]:
-    from zo_lightning.cli.report import Results, Scores
+def _measured(session: Session, checkpoint: Path | None, optimized: str) -> Results:
+    from zo_lightning.cli.report import Metric, Results, Scores
 
     module, trainer = session.module, session.trainer
     digest = module.backend.digest()
-    before = session.test()
+    with session.unlogged() if checkpoint else nullcontext():  # a run that goes on has logged it as its first point
+        before = session.test()
     log.info("before training: test accuracy %.3f, loss %.3f", before["test/accuracy"], before["test/loss"])
     session.fit(checkpoint)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     after = session.test()
-    results = Results(
+    metrics |= after
+    if optimized not in metrics:
+        log.warning("`optimized_metric`=%s was not measured; there are %s", optimized, sorted(metrics))
+    return Results(
         steps=trainer.global_step,
         skipped_steps=trainer.optimizers[0].param_groups[0]["num_skipped"],
         before=Scores.of(before, session.num_scored),
@@ -91,16 +117,17 @@ def _measured(session: Session, checkpoint: Path | None) -> tuple[Results, dict[
         base_digest_unchanged=module.backend.digest() == digest,
         num_parameters=digest.num_parameters,
         truncated_examples=session.num_truncated,
+        optimized_metric=Metric(name=optimized, value=metrics.get(optimized)),
     )
-    return results, metrics | after
 
 
-def _report(title: str, output: Path, results: Results) -> None:
+def _report(title: str, output: Path, results: Results) -> Path | None:
     from zo_lightning.cli.report import draw_curve, print_card
 
     results.write(output)
     curve = draw_curve(output, title, results)
     print_card(title, results, output, [output / "results.json", *([curve] if curve else []), output / CHECKPOINT])
+    return curve
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ shell's completion list only what a person may choose. Nothing here imports torc
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
+
+from zo_lightning.config.resolvers import register_resolvers
 
 
 class Loss(Enum):
@@ -67,6 +68,14 @@ class BankConf:
 
 
 @dataclass
+class ExtrasConf:
+    """What a run shows and is remembered by."""
+
+    print_config: bool = True
+    tags: list[str] = field(default_factory=list)
+
+
+@dataclass
 class RunConf:
     """The root of a run."""
 
@@ -89,6 +98,7 @@ class RunConf:
     callbacks: Any = field(default_factory=dict)
     logger: Any = field(default_factory=dict)
     paths: Any = MISSING
+    extras: Any = MISSING
 
 
 @dataclass
@@ -231,12 +241,13 @@ _SCHEMAS = {
     "base_vllm": VllmConf,
     "base_dense": DenseConf,
     "base_fake": FakeConf,
+    "base_extras": ExtrasConf,
 }
 
 
 def register() -> None:
-    """Make the schemas, and the ``pid`` that folder names use, known to Hydra. Idempotent."""
-    OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
+    """Make schemas and resolvers known to Hydra. Idempotent."""
+    register_resolvers()
     store = ConfigStore.instance()
     for name, node in _SCHEMAS.items():
         store.store(name=name, node=node, provider="zo_lightning")
