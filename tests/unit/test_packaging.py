@@ -42,7 +42,7 @@ def test_what_the_code_imports_is_declared_and_nothing_else() -> None:
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
     tops = {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"zo_lightning"}
-    assert {canonicalize_name(DISTRIBUTIONS.get(top, top)) for top in tops} == declared("vllm").keys()
+    assert {canonicalize_name(DISTRIBUTIONS.get(top, top)) for top in tops} == declared("vllm", "wandb").keys()
 
 
 def test_root_folders_are_links_into_the_package() -> None:
