@@ -23,3 +23,7 @@ class EngineError(ZOError):
 
 class DivergedError(ZOError):
     """Too many steps in a row had a loss that is not finite."""
+
+
+class RankError(ZOError):
+    """Another rank of a data-parallel run failed, is gone, or does something else than this one."""

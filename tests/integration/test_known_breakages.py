@@ -46,7 +46,11 @@ TESTS = (
     ("Lightning #19764, #18780, on vLLM", "integration/test_training_on_vllm.py", EVERY_STEP),
     ("Lightning #17903", HERE, "test_accumulation_and_periodic_checkpoints_count_the_same_steps"),
     ("wandb #1314, Lightning #5212", "integration/test_loggers.py", "test_jobs_of_a_sweep_are_wandb_runs_of_their_own"),
-    # Hydra #2070, Lightning #11300: test_ddp.py
+    (
+        "Hydra #2070",
+        "integration/test_ddp.py",
+        "test_a_sweep_on_two_ranks_makes_two_folders_that_hold_what_one_rank_makes",
+    ),
     ("Hydra #1817, #2925", HERE, "test_jobs_of_the_same_second_have_folders_of_their_own"),
     ("Hydra #2364, #2591, #1183", HERE, "test_a_dataclass_given_to_instantiate_is_refused_with_advice"),
     ("Lightning #21757, #20643", HERE, "test_every_kind_of_checkpoint_loads_with_weights_only"),

@@ -81,10 +81,11 @@ class InterruptCheckpoint(Callback):
         os.write(2, b"\nCtrl-C: the step will end and be saved; press it again to leave at once\n")
 
     def _stop_if_asked(self, trainer: Trainer) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
-        if trainer.received_sigterm:  # Lightning looks too, but not at the end of the last step
-            raise SIGTERMException
+        # Lightning looks for SIGTERM too, but not at the end of the last step. All ranks stop at the same one,
+        # whichever of them was asked.
+        terminated = trainer.received_sigterm
+        if trainer.strategy.reduce_boolean_decision(self._asked or terminated, all=False):
+            raise SIGTERMException if terminated and not self._asked else KeyboardInterrupt
 
     def _give_back(self) -> None:
         self._training = False

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from zo_lightning.cli.errors import reported
 from zo_lightning.cli.folder import resolve_checkpoint, write_text
 from zo_lightning.cli.overrides import with_saved_overrides
+from zo_lightning.cli.ranks import all_ranks, check_ranks, follow, is_follower
 from zo_lightning.cli.terminal import quiet_libraries
 from zo_lightning.config import register
 from zo_lightning.errors import ConfigError
@@ -22,6 +23,8 @@ register()
 
 def main() -> None:
     """Compose with the run's own overrides first, so that ``ckpt_path`` alone is enough."""
+    if is_follower():
+        return follow()
     with reported():
         sys.argv[1:] = with_saved_overrides(sys.argv[1:])
         _main()
@@ -35,6 +38,7 @@ def _main(config: DictConfig) -> None:
 def run(config: DictConfig) -> None:
     """Score the checkpoint and print one line of JSON."""
     with reported():
+        check_ranks(config, sweep=False)
         checkpoint, _ = resolve_checkpoint(config, Path(config.paths.root))
         if checkpoint is None:
             raise ConfigError("`ckpt_path` is missing: name a .ckpt file, a run's folder, or `last`")
@@ -43,7 +47,7 @@ def run(config: DictConfig) -> None:
         from zo_lightning.cli.session import build
 
         session = build(config, loggers=[])
-        with session.engine():
+        with all_ranks(config, checkpoint, "test"), session.engine():
             metrics = session.test(checkpoint)
         scores = Scores.of(metrics, session.num_scored)
         text = json.dumps({"checkpoint": str(checkpoint), "test": asdict(scores)})

@@ -52,6 +52,7 @@ class Session:
         """The backend, open: one engine serves every test and fit of the run."""
         module = self.module
         log.info("starting %s", type(module.backend).__name__)
+        self.trainer.strategy.attach(module)  # type: ignore[attr-defined]
         try:
             module.backend.open(module.layout, module.method.direction, module.method.update, module.bank)
             yield
@@ -191,7 +192,7 @@ def build_trainer(config: DictConfig, *callbacks: Callback, loggers: Sequence[Lo
 
     from zo_lightning.callbacks.bank_summary import BankSummary
     from zo_lightning.cli.lightning_errors import misconfigurations_named
-    from zo_lightning.strategies import ZOStrategy
+    from zo_lightning.strategies import ZOStrategyBase
     from zo_lightning.strategies.refused import check_callbacks
 
     seed_everything(config.seed, workers=True, verbose=False)
@@ -207,8 +208,11 @@ def build_trainer(config: DictConfig, *callbacks: Callback, loggers: Sequence[Lo
             ],
             logger=list(build_loggers(config) if loggers is None else loggers) or False,
         )
-    if not isinstance(trainer.strategy, ZOStrategy):
-        raise ConfigError(f"`trainer.strategy`={config.trainer.strategy} cannot run these steps: leave it at zo")
+    if not isinstance(trainer.strategy, ZOStrategyBase):
+        raise ConfigError(
+            f"`trainer.strategy`={config.trainer.strategy} cannot run these steps: leave it at zo, or zo_ddp for "
+            "several ranks"
+        )
     trainer.strategy.check_precision()
     check_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
     return trainer

@@ -19,6 +19,7 @@ from zo_lightning.cli.folder import CHECKPOINT, claimed, resolve_checkpoint
 from zo_lightning.cli.launchers import check_launchers
 from zo_lightning.cli.loggers import build_loggers, record_results, recording
 from zo_lightning.cli.overrides import with_saved_overrides
+from zo_lightning.cli.ranks import all_ranks, check_ranks, follow, is_follower
 from zo_lightning.cli.sweep import run_job
 from zo_lightning.cli.terminal import quiet_libraries
 from zo_lightning.config import register
@@ -34,6 +35,8 @@ register()
 
 def main() -> None:
     """Compose with the overrides of the run that ``ckpt_path`` names, if any, so that naming it is enough."""
+    if is_follower():
+        return follow()
     with reported():
         check_launchers(sys.argv[1:])
         sys.argv[1:] = with_saved_overrides(sys.argv[1:])
@@ -46,7 +49,7 @@ def _main(config: DictConfig) -> float | None:
     overrides = list(hydra_config.overrides.task)
     if hydra_config.mode == RunMode.MULTIRUN:
         config.extras.print_config = False
-        return run_job(lambda: _run(config, overrides), Path(hydra_config.runtime.output_dir), overrides)
+        return run_job(lambda: _run(config, overrides, sweep=True), Path(hydra_config.runtime.output_dir), overrides)
     with reported():
         _check_is_run(hydra_config.runtime.choices.get("sweep"), config)
     return run(config, overrides=overrides)
@@ -63,7 +66,8 @@ def run(config: DictConfig, *, overrides: Sequence[str] = ()) -> float | None:
         return _run(config, overrides)
 
 
-def _run(config: DictConfig, overrides: Sequence[str]) -> float | None:
+def _run(config: DictConfig, overrides: Sequence[str], *, sweep: bool = False) -> float | None:
+    check_ranks(config, sweep=sweep)
     checkpoint, folder = resolve_checkpoint(config, Path(config.paths.root))
     if folder is not None:
         config.paths.output_dir = str(folder)
@@ -83,8 +87,8 @@ def train(config: DictConfig, output: Path, checkpoint: Path | None) -> float | 
     session = build(config, loggers)
     log.info("%s", session.describe())
     with recording(loggers, config):
-        with session.engine():
-            results = _measured(session, checkpoint, config.optimized_metric)
+        with all_ranks(config, checkpoint, "train"), session.engine():
+            results = measured(session, checkpoint, config.optimized_metric)
         curve = _report(f"{config.model.name} on {config.task.name}", output, results)
         record_results(loggers, results, curve)
     if not results.base_digest_unchanged and config.bank.policy.value != "merge":
@@ -92,7 +96,8 @@ def train(config: DictConfig, output: Path, checkpoint: Path | None) -> float | 
     return results.optimized_metric.value
 
 
-def _measured(session: Session, checkpoint: Path | None, optimized: str) -> Results:
+def measured(session: Session, checkpoint: Path | None, optimized: str) -> Results:
+    """Test, train and test again, on every rank."""
     from zo_lightning.cli.report import Metric, Results, Scores
 
     module, trainer = session.module, session.trainer

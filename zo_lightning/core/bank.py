@@ -40,6 +40,12 @@ def check_version(asked: int, held: int) -> None:
         raise StaleVersionError(f"version {asked} was asked for, but the backend holds version {held}")
 
 
+def check_matrices(snapshot: dict[str, Any], layout: Layout) -> None:
+    """Raise ``ConfigError`` unless a snapshot is of the matrices of a layout."""
+    if snapshot["matrices"] != [[m.name, m.rows, m.cols] for m in layout.matrices]:
+        raise ConfigError("the checkpoint is of a model with other matrices: set `model` as it was trained")
+
+
 class LowRankBank:
     """Left and right factors of all stages on one device, float32.
 
@@ -153,9 +159,7 @@ class LowRankBank:
             ConfigError: if the snapshot is of another layout or rank, fills more slots than there are, or needs base
                 weights that a merge has overwritten.
         """
-        matrices = [[m.name, m.rows, m.cols] for m in self.layout.matrices]
-        if snapshot["matrices"] != matrices:
-            raise ConfigError("the checkpoint is of a model with other matrices: set `model` as it was trained")
+        check_matrices(snapshot, self.layout)
         if snapshot["rank"] != self.spec.rank:
             raise ConfigError(
                 f"the checkpoint has rank {snapshot['rank']}, this run {self.spec.rank}: set `direction.rank` as it was"

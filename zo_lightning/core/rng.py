@@ -80,21 +80,31 @@ def normal_table(device: torch.device) -> torch.Tensor:
 
 
 @functools.lru_cache(maxsize=16)
-def _blocks(counts: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+def _blocks(
+    counts: tuple[int, ...], starts: tuple[int, ...], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Block and matrix counter of every Philox call, and which normals to keep (None: all)."""
     block, matrix, keep = [], [], []
-    for index, count in enumerate(counts):
-        blocks = -(-count // _NORMALS_PER_BLOCK)
-        block.append(torch.arange(blocks, dtype=torch.int64))
-        matrix.append(torch.full((blocks,), index, dtype=torch.int64))
-        keep.append(torch.arange(blocks * _NORMALS_PER_BLOCK) < count)
+    for index, (start, count) in enumerate(zip(starts, counts, strict=True)):
+        blocks = torch.arange(start // _NORMALS_PER_BLOCK, -(-(start + count) // _NORMALS_PER_BLOCK), dtype=torch.int64)
+        block.append(blocks)
+        matrix.append(torch.full_like(blocks, index))
+        element = (blocks[:, None] * _NORMALS_PER_BLOCK + torch.arange(_NORMALS_PER_BLOCK)).flatten()
+        keep.append((element >= start) & (element < start + count))
     mask = torch.cat(keep)
     kept = None if bool(mask.all()) else mask.nonzero().squeeze(-1).to(device)
     return torch.cat(block).to(device), torch.cat(matrix).to(device), kept
 
 
 def normals(
-    seed: int, role: int, *, step: int, index: int, counts: tuple[int, ...], device: torch.device | str = "cpu"
+    seed: int,
+    role: int,
+    *,
+    step: int,
+    index: int,
+    counts: tuple[int, ...],
+    starts: tuple[int, ...] | None = None,
+    device: torch.device | str = "cpu",
 ) -> torch.Tensor:
     """Standard normals for every matrix of a model, matrix after matrix.
 
@@ -104,6 +114,7 @@ def normals(
         step: optimizer step, or the stage for right factors.
         index: which direction of the step.
         counts: number of elements of each matrix.
+        starts: first element of each matrix (None: 0), so that a shard has the bits of the whole.
         device: where to make them; the bits do not depend on it.
 
     Returns:
@@ -112,9 +123,11 @@ def normals(
     >>> draw = normals(7, ROLE_LEFT, step=0, index=0, counts=(3, 5))
     >>> torch.equal(draw[:3], normals(7, ROLE_LEFT, step=0, index=0, counts=(3,)))
     True
+    >>> torch.equal(draw[4:], normals(7, ROLE_LEFT, step=0, index=0, counts=(0, 4), starts=(3, 1)))
+    True
     """
     device = torch.device(device)
-    block, matrix, kept = _blocks(counts, device)
+    block, matrix, kept = _blocks(counts, starts or (0,) * len(counts), device)
     words = philox((block, matrix, torch.full_like(block, index), torch.full_like(block, step)), (seed & _MASK, role))
     halves = torch.stack((words & 0xFFFF, words >> 16), dim=-1).flatten()
     drawn = normal_table(device)[halves]

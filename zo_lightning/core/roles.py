@@ -26,7 +26,8 @@ class Direction(Protocol):
     """Which directions a step searches, as keys, and the low-rank factors that a key stands for.
 
     A direction of matrix ``W`` (rows O, columns I) is ``U_OR @ V_IR.T``. Factors come stacked over
-    all matrices of the layout, so one call serves the whole model.
+    all matrices of the layout, so one call serves the whole model. A layout may be of shards: their rows and columns
+    are those of the whole matrices' factors from ``first_row`` and ``first_col`` on, bit by bit.
 
     A direction is a frozen dataclass: its init fields, plain values, are its recipe in other processes. ``cycle`` is
     one of them: the number of stages after which right factors come round again, set for a bank that reuses its slots.

@@ -13,11 +13,16 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixSpec:
-    """One trainable linear weight, named as the Hugging Face module that owns it."""
+    """One trainable linear weight, named as the Hugging Face module that owns it, or one shard of it.
+
+    ``first_row`` and ``first_col`` say where a shard begins in the whole matrix.
+    """
 
     name: str
     rows: int
     cols: int
+    first_row: int = 0
+    first_col: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,14 +62,26 @@ class LowRank:
 
     def left(self, key: DirectionKey, layout: Layout, device: torch.device) -> torch.Tensor:
         """U_OR times the scale, float32 [layout.num_rows, rank]."""
-        counts = tuple(matrix.rows * self.rank for matrix in layout.matrices)
-        drawn = rng.normals(key.seed, rng.ROLE_LEFT, step=key.step, index=key.index, counts=counts, device=device)
-        left_OR = drawn.view(-1, self.rank)
+        left_OR = rng.normals(
+            key.seed,
+            rng.ROLE_LEFT,
+            step=key.step,
+            index=key.index,
+            counts=tuple(matrix.rows * self.rank for matrix in layout.matrices),
+            starts=tuple(matrix.first_row * self.rank for matrix in layout.matrices),
+            device=device,
+        ).view(-1, self.rank)
         factor = {"none": 1.0, "1/r": 1 / self.rank, "1/sqrt(r)": 1 / math.sqrt(self.rank)}[self.scale]
         return left_OR if factor == 1.0 else left_OR * factor
 
     def right(self, key: DirectionKey, layout: Layout, device: torch.device) -> torch.Tensor:
         """V_IR, float32 [layout.num_cols, rank]."""
-        counts = tuple(matrix.cols * self.rank for matrix in layout.matrices)
-        drawn = rng.normals(key.seed, rng.ROLE_RIGHT, step=key.stage, index=0, counts=counts, device=device)
-        return drawn.view(-1, self.rank)
+        return rng.normals(
+            key.seed,
+            rng.ROLE_RIGHT,
+            step=key.stage,
+            index=0,
+            counts=tuple(matrix.cols * self.rank for matrix in layout.matrices),
+            starts=tuple(matrix.first_col * self.rank for matrix in layout.matrices),
+            device=device,
+        ).view(-1, self.rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import time
@@ -12,12 +13,14 @@ import torch
 
 from zo_lightning import errors
 from zo_lightning.backends.dtype import choose_dtype
+from zo_lightning.backends.shares import share_of_cores
 from zo_lightning.backends.vllm.scoring import Node, option_logprobs, trie_nodes
 from zo_lightning.backends.vllm.wire import pack, unpack, write_layout, write_point, write_record
 from zo_lightning.core.bank import check_version
 from zo_lightning.core.method import to_recipe
 from zo_lightning.core.objective import observe
 from zo_lightning.core.roles import Direction, Update
+from zo_lightning.core.shards import join, shard_layout
 from zo_lightning.core.types import (
     BankSpec,
     BaseDigest,
@@ -67,6 +70,12 @@ class VllmBackend:
     ) -> None:
         if process not in ("inline", "child"):
             raise ConfigError(f"`backend.process` must be inline or child, not {process}")
+        for key, only in (("pipeline_parallel_size", 1), ("data_parallel_size", 1), ("fully_sharded_loras", False)):
+            if (engine or {}).get(key, only) != only:
+                raise ConfigError(
+                    f"`backend.engine.{key}` is not supported: `backend.engine.tensor_parallel_size` splits a model, "
+                    "`trainer=ddp` a batch"
+                )
         if "max_model_len" in (engine or {}):
             raise ConfigError("`backend.engine.max_model_len` is `model.max_length`: set that")
         self.dtype = choose_dtype(dtype, on_gpu=torch.cuda.is_available())
@@ -105,7 +114,7 @@ class VllmBackend:
         Raises:
             EngineError: if vLLM is missing, is another version or does not hold the model as expected.
         """
-        _set_environment(self.process, self._kv_cache_gib)
+        _set_environment(self.process, self._kv_cache_gib, self._engine_args.get("tensor_parallel_size", 1))
         try:
             from vllm import LLM
         except ImportError as error:
@@ -182,8 +191,11 @@ class VllmBackend:
 
     def snapshot(self) -> dict[str, Any]:
         """The bank as plain containers and tensors."""
-        snapshot: dict[str, Any] = unpack(self._rpc("zo_snapshot"))
-        return snapshot
+        assert self._layout is not None
+        parts = [unpack(part) for part in self._rpc("zo_snapshot")]
+        shapes = [[(rows, cols) for _, rows, cols in part["matrices"]] for part in parts]
+        shards = [shard_layout(self._layout, held, rank=i, size=len(parts)) for i, held in enumerate(shapes)]
+        return join(parts, self._layout, shards)
 
     def load(self, snapshot: dict[str, Any]) -> None:
         """Restore a snapshot bit by bit."""
@@ -196,11 +208,13 @@ class VllmBackend:
         Raises:
             EngineError: if it did not cover every parameter of the model.
         """
-        digest, covered = self._rpc("zo_digest")
+        digests, counts = zip(*self._rpc("zo_digest"), strict=True)
+        covered = sum(counts)
         assert self._layout is not None
         if covered != self._layout.num_parameters:
             raise EngineError(f"the engine shows {covered} parameters, the model has {self._layout.num_parameters}")
-        return BaseDigest(hex=digest, num_parameters=covered)
+        hexes = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+        return BaseDigest(hex=hexes, num_parameters=covered)
 
     def close(self) -> None:
         """Shut the engine down; a later ``open`` starts a fresh one."""
@@ -248,11 +262,13 @@ class VllmBackend:
         outputs = self._call(lambda llm: llm.generate(prompts, sampling, lora_request=loras, use_tqdm=False))
         return _collect([example for _, examples in groups for example in examples], iter(outputs))
 
-    def _rpc(self, method: str, *args: Any) -> Any:
-        value, error, text = self._call(lambda llm: llm.collective_rpc("zo_call", args=(method, *args)))[0]
-        if error is not None:
-            raise getattr(errors, error)(text)
-        return value
+    def _rpc(self, method: str, *args: Any) -> list[Any]:
+        """What each worker returns."""
+        answers = self._call(lambda llm: llm.collective_rpc("zo_call", args=(method, *args)))
+        for _, error, text in answers:
+            if error is not None:
+                raise getattr(errors, error)(text)
+        return [value for value, *_ in answers]
 
     def _call(self, use: Any) -> Any:
         if self._llm is None:
@@ -288,15 +304,16 @@ def _sampling(node: Node) -> Any:
     return SamplingParams(max_tokens=1, temperature=0.0, logprob_token_ids=list(node.children), detokenize=False)
 
 
-def _set_environment(process: str, kv_cache_gib: int) -> None:
+def _set_environment(process: str, kv_cache_gib: int, num_workers: int) -> None:
     """The engine reads these when an engine starts; the user's own values win, but for the process."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if process == "child" else "0"
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    shares = [share_of_cores(tuple(cores), worker, num_workers) for worker in range(num_workers)] if cores else []
     ours = {
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib),
         # The automatic binding keeps one core for itself, which doubles a step on two cores.
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, own)) for own in shares),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }

@@ -197,18 +197,39 @@ def adapter_slices(worker: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor, t
     return found
 
 
-def base_parameters(worker: Any) -> Iterator[tuple[str, torch.Tensor, int]]:
-    """Every base parameter once: name, tensor and how many of its elements are the model's own.
+def tensor_parallel(worker: Any) -> tuple[int, int]:
+    """Rank and number of the workers that share a model."""
+    size = _require(_require(worker, "parallel_config"), "tensor_parallel_size")
+    return _require(_module("vllm.distributed"), "get_tensor_model_parallel_rank")(), size
 
-    An embedding is padded to a multiple of 64 rows; the padding is digested but not counted.
+
+def base_parameters(worker: Any) -> Iterator[tuple[str, torch.Tensor, int]]:
+    """Every base parameter of a worker once: name, tensor and how many of its elements are counted here.
+
+    Over all workers each element of the model counts once: what they all hold at the first of them. An embedding is
+    padded to a multiple of 64 rows; the padding is digested but not counted.
     """
+    rank, _ = tensor_parallel(worker)
     model = _require(_require(worker, "model_runner"), "get_model")()
     modules = dict(model.named_modules())
     for name, parameter in model.named_parameters():
-        owner = modules[name.rpartition(".")[0]]
-        padded = getattr(owner, "org_vocab_size", None)
-        count = parameter.numel() if padded is None else padded * parameter[0].numel()
-        yield name, parameter, count
+        owner, _, leaf = name.rpartition(".")
+        yield name, parameter, _own_elements(modules[owner], leaf, parameter, rank)
+
+
+def _own_elements(owner: Any, leaf: str, parameter: torch.Tensor, rank: int) -> int:
+    linear_layers: Any = _module("vllm.model_executor.layers.linear")
+    width = parameter[0].numel() if parameter.ndim else 1
+    if hasattr(owner, "org_vocab_size"):
+        return int(_require(_require(owner, "shard_indices"), "num_org_elements") * width)
+    if rank == 0:
+        return parameter.numel()
+    if isinstance(owner, _require(linear_layers, "QKVParallelLinear")) and rank % owner.num_kv_head_replicas:
+        return int(owner.num_heads * owner.head_size * width)  # its keys and values are counted at a neighbour
+    split = isinstance(owner, _require(linear_layers, "ColumnParallelLinear")) or (
+        isinstance(owner, _require(linear_layers, "RowParallelLinear")) and leaf == "weight"
+    )
+    return parameter.numel() if split else 0
 
 
 def fused_targets(layout: Layout) -> dict[str, None]:

@@ -17,8 +17,9 @@ from zo_lightning.backends.vllm import cpu_lora, internals
 from zo_lightning.backends.vllm.wire import Packed, pack, read_point, read_record, unpack
 from zo_lightning.core.bank import LowRankBank
 from zo_lightning.core.method import Recipe, from_recipe
+from zo_lightning.core.shards import cut, shard_layout
 from zo_lightning.core.types import BankSpec, Layout, MatrixSpec, Point
-from zo_lightning.errors import ConfigError, EngineError, ZOError
+from zo_lightning.errors import ConfigError, ZOError
 
 # Before the model is loaded: vLLM imports this module when it builds the worker.
 internals.install_cpu_replacements()
@@ -73,17 +74,17 @@ class ZOWorker:
         self.zo_factors.load(unpack(snapshot))
 
     def zo_digest(self) -> tuple[str, int]:
-        """Digest of all base weights and how many parameters it covered."""
+        """Digest of this worker's base weights and how many parameters are counted here."""
         parameters = list(internals.base_parameters(self))
         return digest_weights((name, tensor) for name, tensor, _ in parameters), sum(n for *_, n in parameters)
 
 
 class EngineFactors:
-    """The bank beside the engine's stacked adapter tensors.
+    """The bank on this worker's shards of the matrices, beside the engine's stacked adapter tensors.
 
     Args:
         worker: vLLM's worker.
-        layout: matrices by Hugging Face name.
+        layout: whole matrices by Hugging Face name.
         direction: makes factors.
         update: changes left factors.
         spec: the bank's size.
@@ -98,14 +99,10 @@ class EngineFactors:
         for matrix in layout.matrices:
             if matrix.name not in slices:
                 raise internals.version_error(f"adapter for {matrix.name}")
-            weight = slices[matrix.name][2]
-            if tuple(weight.shape) != (matrix.rows, matrix.cols):
-                raise EngineError(
-                    f"the engine holds {matrix.name} as {tuple(weight.shape)}, the model as "
-                    f"{(matrix.rows, matrix.cols)}: tensor parallelism is not supported yet, leave "
-                    "`backend.engine.tensor_parallel_size` at 1"
-                )
         self._slices = [slices[matrix.name] for matrix in layout.matrices]
+        rank, size = internals.tensor_parallel(worker)
+        shapes = [(weight.shape[0], weight.shape[1]) for *_, weight in self._slices]
+        self._whole, layout = layout, shard_layout(layout, shapes, rank=rank, size=size)
         self._slots = internals.register_adapters(worker, num_points)
         self.bank = LowRankBank(spec, layout, direction, update, fold=self._fold, device=self._slices[0][1].device)
         # Half-precision sums of P and eps*U would lose P: probes get their own columns.
@@ -136,14 +133,15 @@ class EngineFactors:
             stale |= changed
 
     def snapshot(self) -> dict[str, Any]:
-        """The bank's snapshot; with merged weights, those too."""
+        """The bank's snapshot on this worker's shards; with merged weights, those too."""
         snapshot = self.bank.snapshot()
         if self.bank.num_merged:
             snapshot["merged"] = [weight.cpu().clone() for *_, weight in self._slices]
         return snapshot
 
     def load(self, snapshot: dict[str, Any]) -> None:
-        """Restore the bank and merged weights."""
+        """Restore this worker's shards of a whole bank and of merged weights."""
+        snapshot = cut(snapshot, self._whole, self.bank.layout)
         self.bank.load(snapshot)
         for (*_, weight), merged in zip(self._slices, snapshot.get("merged", ()), strict=False):
             weight.copy_(merged)
