@@ -18,8 +18,9 @@ def answer_within(seconds: float, call: Callable[[], Answer]) -> Answer:
     Raises:
         TimeoutError: after ``seconds``; whatever ``call`` raises before that.
 
-    >>> answer_within(1.0, lambda: 7)
-    7
+    Examples:
+        >>> answer_within(1.0, lambda: 7)
+        7
     """
     answer: Future[Answer] = Future()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import logging
-import shlex
 from pathlib import Path
 
 import pytest
@@ -250,17 +249,6 @@ def test_the_summary_counts_the_base_and_the_bank(run, capsys):
     printed = capsys.readouterr().err
     for wanted in ("quadratic", "39", "rank 8: 4 slots, cyclic", "144", "88"):  # (11 + 7) * 8 and 11 * 8
         assert wanted in printed
-
-
-def test_the_commands_of_the_pages_build_their_trainers(composed: Compose):
-    """Those that need an earlier run are left to ``test_cli.py``."""
-    folder = Path(__file__).parents[2] / "docs" / "how-to"
-    text = "\n".join((folder / page).read_text() for page in ("callbacks.md", "resume.md"))
-    commands = [line for line in text.splitlines() if line.startswith("$ python train.py") and "ckpt_path" not in line]
-    assert len(commands) == 5
-    for command in commands:
-        trainer = build_trainer(composed(*shlex.split(command)[3:], "logger=none", tiny=False))
-        assert trainer.callbacks
 
 
 def test_a_limit_of_time_is_read_as_lightning_writes_it(composed: Compose):

@@ -12,9 +12,10 @@ import torch
 def digest_weights(named: Iterable[tuple[str, torch.Tensor]]) -> str:
     """SHA-256 over tensors with their names, types and shapes, in the order given.
 
-    >>> one = digest_weights([("w", torch.tensor([1.0, 2.0]))])
-    >>> one == digest_weights([("w", torch.tensor([2.0, 1.0]))])
-    False
+    Examples:
+        >>> one = digest_weights([("w", torch.tensor([1.0, 2.0]))])
+        >>> one == digest_weights([("w", torch.tensor([2.0, 1.0]))])
+        False
     """
     total = hashlib.sha256()
     for name, tensor in named:

@@ -13,8 +13,9 @@ def choose_dtype(dtype: str, *, on_gpu: bool) -> str:
     Raises:
         ConfigError: for an unknown type.
 
-    >>> choose_dtype("auto", on_gpu=False)
-    'float32'
+    Examples:
+        >>> choose_dtype("auto", on_gpu=False)
+        'float32'
     """
     if dtype not in DTYPES:
         raise ConfigError(f"`backend.dtype` must be one of {', '.join(DTYPES)}, not {dtype}")

@@ -47,9 +47,10 @@ def target(example: Example, option: int, size: int) -> torch.Tensor:
 
     Right options pull theta to one common place, wrong ones to its opposite, each with noise from its token ids.
 
-    >>> example = Example(prompt=(1, 2), options=((3,), (4,)), label=1)
-    >>> float(target(example, 0, 64) @ target(example, 1, 64)) < 0
-    True
+    Examples:
+        >>> example = Example(prompt=(1, 2), options=((3,), (4,)), label=1)
+        >>> float(target(example, 0, 64) @ target(example, 1, 64)) < 0
+        True
     """
     sign = 1.0 if option == example.label else -1.0
     seed = zlib.crc32(repr((example.prompt, example.options[option])).encode())

@@ -24,8 +24,9 @@ def merge(parts: Sequence[Observation]) -> Observation:
 
     Tokens add up; the shares were evaluated at the same time, so the slowest one counts.
 
-    >>> merge([Observation(losses=(1.0,), weights=(1.0,), tokens=3), Observation(losses=(), weights=())])
-    Observation(losses=(1.0,), weights=(1.0,), scores=(), tokens=3, seconds=0.0)
+    Examples:
+        >>> merge([Observation(losses=(1.0,), weights=(1.0,), tokens=3), Observation(losses=(), weights=())])
+        Observation(losses=(1.0,), weights=(1.0,), scores=(), tokens=3, seconds=0.0)
     """
     return Observation(
         losses=tuple(loss for part in parts for loss in part.losses),

@@ -10,8 +10,9 @@ Item = TypeVar("Item")
 def share(items: tuple[Item, ...], rank: int, size: int) -> tuple[Item, ...]:
     """A rank's contiguous part; empty for some where there are fewer items than ranks.
 
-    >>> [share((1, 2, 3, 4, 5), rank, 2) for rank in range(2)], [share((1,), rank, 2) for rank in range(2)]
-    ([(1, 2), (3, 4, 5)], [(), (1,)])
+    Examples:
+        >>> [share((1, 2, 3, 4, 5), rank, 2) for rank in range(2)], [share((1,), rank, 2) for rank in range(2)]
+        ([(1, 2), (3, 4, 5)], [(), (1,)])
     """
     return items[len(items) * rank // size : len(items) * (rank + 1) // size]
 
@@ -19,7 +20,8 @@ def share(items: tuple[Item, ...], rank: int, size: int) -> tuple[Item, ...]:
 def share_of_cores(cores: tuple[int, ...], rank: int, size: int) -> tuple[int, ...]:
     """A rank's processor cores, at least one.
 
-    >>> share_of_cores((0, 1, 2, 3), 1, 2), share_of_cores((5, 6), 2, 3)
-    ((2, 3), (5,))
+    Examples:
+        >>> share_of_cores((0, 1, 2, 3), 1, 2), share_of_cores((5, 6), 2, 3)
+        ((2, 3), (5,))
     """
     return share(cores, rank, size) if len(cores) >= size else (cores[rank % len(cores)],)

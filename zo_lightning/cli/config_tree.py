@@ -13,9 +13,10 @@ from rich.tree import Tree
 def config_tree(config: DictConfig) -> Tree:
     """One branch for each group with its resolved settings.
 
-    >>> tree = config_tree(OmegaConf.create({"seed": 42, "query": {"eps": 1e-3}}))
-    >>> len(tree.children), tree.children[1].label
-    (2, 'query')
+    Examples:
+        >>> tree = config_tree(OmegaConf.create({"seed": 42, "query": {"eps": 1e-3}}))
+        >>> len(tree.children), tree.children[1].label
+        (2, 'query')
     """
     tree = Tree("configuration", guide_style="dim")
     for key in config:

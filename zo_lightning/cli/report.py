@@ -16,8 +16,9 @@ from zo_lightning.cli.folder import write_text
 def wilson_interval(accuracy: float, count: int, confidence: float = 0.95) -> tuple[float, float]:
     """Confidence interval of a share (Wilson 1927).
 
-    >>> [round(bound, 3) for bound in wilson_interval(0.5, 100)]
-    [0.404, 0.596]
+    Examples:
+        >>> [round(bound, 3) for bound in wilson_interval(0.5, 100)]
+        [0.404, 0.596]
     """
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     centre = (accuracy + z * z / (2 * count)) / (1 + z * z / count)

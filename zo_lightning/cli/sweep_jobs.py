@@ -59,10 +59,11 @@ def _read(folder: Path) -> Job:
 def differing(jobs: Sequence[Job]) -> list[str]:
     """Keys of the overrides that are not the same in all jobs, but for ``ckpt_path``, which only a later start has.
 
-    >>> one = Job(name="0", overrides={"seed": "1", "model": "tiny"}, steps=0)
-    >>> two = Job(name="1", overrides={"seed": "2", "model": "tiny"}, steps=0)
-    >>> differing([one, two])
-    ['seed']
+    Examples:
+        >>> one = Job(name="0", overrides={"seed": "1", "model": "tiny"}, steps=0)
+        >>> two = Job(name="1", overrides={"seed": "2", "model": "tiny"}, steps=0)
+        >>> differing([one, two])
+        ['seed']
     """
     keys = dict.fromkeys(key for job in jobs for key in job.overrides if key != "ckpt_path")
     return [key for key in keys if len({job.overrides.get(key) for job in jobs}) > 1]
@@ -80,8 +81,9 @@ def best_job(jobs: Sequence[Job]) -> Job | None:
 def short_names(keys: Sequence[str]) -> list[str]:
     """Last parts of dotted keys, where these tell them apart.
 
-    >>> short_names(["direction.rank", "update.lr"]), short_names(["model.lr", "update.lr"])
-    (['rank', 'lr'], ['model.lr', 'update.lr'])
+    Examples:
+        >>> short_names(["direction.rank", "update.lr"]), short_names(["model.lr", "update.lr"])
+        (['rank', 'lr'], ['model.lr', 'update.lr'])
     """
     last = [key.rpartition(".")[2] for key in keys]
     return [key if last.count(name) > 1 else name for key, name in zip(keys, last, strict=True)]
@@ -125,8 +127,9 @@ def _row(job: Job, keys: Sequence[str], best: bool) -> list[str]:
 def shortened(value: str) -> str:
     """A number with four digits; other text as it is.
 
-    >>> shortened("0.00012345678"), shortened("tiny-llama"), shortened("42")
-    ('0.0001235', 'tiny-llama', '42')
+    Examples:
+        >>> shortened("0.00012345678"), shortened("tiny-llama"), shortened("42")
+        ('0.0001235', 'tiny-llama', '42')
     """
     try:
         return value if value.isdecimal() else f"{float(value):.4g}"

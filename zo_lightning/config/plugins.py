@@ -21,8 +21,9 @@ ENTRY_POINTS = "zo_lightning.plugins"
 class Plugin(NamedTuple):
     """Who offers options: the name of the entry point and the package it names.
 
-    >>> str(Plugin("sparse", "zo_sparse"))
-    'sparse (zo_sparse.conf)'
+    Examples:
+        >>> str(Plugin("sparse", "zo_sparse"))
+        'sparse (zo_sparse.conf)'
     """
 
     name: str

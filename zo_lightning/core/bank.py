@@ -27,8 +27,9 @@ Stage = tuple[int, int]  # (seed, stage): what a right factor is made from
 def spans(counts: Iterable[int]) -> list[slice]:
     """Consecutive slices of the given lengths.
 
-    >>> spans([2, 3])
-    [slice(0, 2, None), slice(2, 5, None)]
+    Examples:
+        >>> spans([2, 3])
+        [slice(0, 2, None), slice(2, 5, None)]
     """
     ends = list(accumulate(counts))
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]

@@ -14,8 +14,9 @@ from zo_lightning.core.types import Example, Observation, Score
 def cross_entropy(scores: Sequence[float], label: int) -> float:
     """Cross entropy of a softmax over scores.
 
-    >>> round(cross_entropy((0.0, 0.0), 1), 6)
-    0.693147
+    Examples:
+        >>> round(cross_entropy((0.0, 0.0), 1), 6)
+        0.693147
     """
     top = max(scores)
     return top + math.log(math.fsum(math.exp(score - top) for score in scores)) - scores[label]
@@ -38,10 +39,11 @@ def observe(
         tokens: tokens that the engine computed for the request.
         seconds: wall time that it took.
 
-    >>> example = Example(prompt=(1,), options=((2,), (3, 4)), label=1)
-    >>> seen = observe(Score(loss="gold"), [example], [(-1.0, -3.0)], tokens=4, seconds=0.1)
-    >>> seen.losses, seen.weights, seen.scores
-    ((1.5,), (2.0,), ((-1.0, -1.5),))
+    Examples:
+        >>> example = Example(prompt=(1,), options=((2,), (3, 4)), label=1)
+        >>> seen = observe(Score(loss="gold"), [example], [(-1.0, -3.0)], tokens=4, seconds=0.1)
+        >>> seen.losses, seen.weights, seen.scores
+        ((1.5,), (2.0,), ((-1.0, -1.5),))
     """
     scores = tuple(
         tuple(total / len(option) for total, option in zip(totals, example.options, strict=True))

@@ -41,9 +41,10 @@ def philox(
     Returns:
         int64 [N, 4] of 32-bit words.
 
-    >>> zero = torch.zeros(1, dtype=torch.int64)
-    >>> [hex(word) for word in philox((zero, zero, zero, zero), (0, 0))[0].tolist()]
-    ['0x6627e8d5', '0xe169c58d', '0xbc57ac4c', '0x9b00dbd8']
+    Examples:
+        >>> zero = torch.zeros(1, dtype=torch.int64)
+        >>> [hex(word) for word in philox((zero, zero, zero, zero), (0, 0))[0].tolist()]
+        ['0x6627e8d5', '0xe169c58d', '0xbc57ac4c', '0x9b00dbd8']
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -120,11 +121,12 @@ def normals(
     Returns:
         float32 [sum(counts)].
 
-    >>> draw = normals(7, ROLE_LEFT, step=0, index=0, counts=(3, 5))
-    >>> torch.equal(draw[:3], normals(7, ROLE_LEFT, step=0, index=0, counts=(3,)))
-    True
-    >>> torch.equal(draw[4:], normals(7, ROLE_LEFT, step=0, index=0, counts=(0, 4), starts=(3, 1)))
-    True
+    Examples:
+        >>> draw = normals(7, ROLE_LEFT, step=0, index=0, counts=(3, 5))
+        >>> torch.equal(draw[:3], normals(7, ROLE_LEFT, step=0, index=0, counts=(3,)))
+        True
+        >>> torch.equal(draw[4:], normals(7, ROLE_LEFT, step=0, index=0, counts=(0, 4), starts=(3, 1)))
+        True
     """
     device = torch.device(device)
     block, matrix, kept = _blocks(counts, starts or (0,) * len(counts), device)
@@ -137,10 +139,11 @@ def normals(
 def permutation(seed: int, size: int, *, epoch: int) -> list[int]:
     """A permutation of ``range(size)`` that depends on (seed, epoch) alone.
 
-    >>> sorted(permutation(1, 5, epoch=0))
-    [0, 1, 2, 3, 4]
-    >>> permutation(1, 5, epoch=0) == permutation(1, 5, epoch=1)
-    False
+    Examples:
+        >>> sorted(permutation(1, 5, epoch=0))
+        [0, 1, 2, 3, 4]
+        >>> permutation(1, 5, epoch=0) == permutation(1, 5, epoch=1)
+        False
     """
     element = torch.arange(size, dtype=torch.int64)
     zero = torch.zeros_like(element)

@@ -33,9 +33,10 @@ def shard_of(whole: MatrixSpec, rows: int, cols: int, *, rank: int, size: int) -
     Raises:
         EngineError: if equal shards of this shape do not make up the matrix.
 
-    >>> k_proj = MatrixSpec(name="k_proj", rows=64, cols=128)
-    >>> [shard_of(k_proj, 32, 128, rank=rank, size=4).first_row for rank in range(4)]
-    [0, 0, 32, 32]
+    Examples:
+        >>> k_proj = MatrixSpec(name="k_proj", rows=64, cols=128)
+        >>> [shard_of(k_proj, 32, 128, rank=rank, size=4).first_row for rank in range(4)]
+        [0, 0, 32, 32]
     """
     if whole.rows % rows or whole.cols % cols or size % (whole.rows // rows) or size % (whole.cols // cols):
         raise EngineError(

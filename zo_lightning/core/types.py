@@ -64,8 +64,9 @@ Term = tuple[DirectionKey, float]
 class Point:
     """The parameters ``theta_version + sum(coefficient * direction)``; without terms, the centre.
 
-    >>> Point(version=3).terms
-    ()
+    Examples:
+        >>> Point(version=3).terms
+        ()
     """
 
     version: int
@@ -139,8 +140,9 @@ class Observation:
     def value(self) -> float:
         """Weighted mean of the losses.
 
-        >>> Observation(losses=(1.0, 4.0), weights=(2.0, 1.0)).value
-        2.0
+        Examples:
+            >>> Observation(losses=(1.0, 4.0), weights=(2.0, 1.0)).value
+            2.0
         """
         return math.fsum(l * w for l, w in zip(self.losses, self.weights, strict=True)) / math.fsum(self.weights)
 
@@ -184,8 +186,9 @@ class BankSpec:
     def num_slots(self) -> int:
         """Stages that the bank holds at once.
 
-        >>> BankSpec(rank=2, capacity=8).num_slots
-        4
+        Examples:
+            >>> BankSpec(rank=2, capacity=8).num_slots
+            4
         """
         return self.capacity // self.rank
 

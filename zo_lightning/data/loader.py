@@ -17,10 +17,11 @@ class EpochSampler(SequentialSampler):
 
     It counts as sequential, since ``overfit_batches`` makes Lightning replace any other kind.
 
-    >>> sampler = EpochSampler(4, seed=7, shuffle=True)
-    >>> sampler.set_epoch(3)
-    >>> list(sampler) == rng.permutation(7, 4, epoch=3)
-    True
+    Examples:
+        >>> sampler = EpochSampler(4, seed=7, shuffle=True)
+        >>> sampler.set_epoch(3)
+        >>> list(sampler) == rng.permutation(7, 4, epoch=3)
+        True
     """
 
     def __init__(self, size: int, *, seed: int, shuffle: bool) -> None:

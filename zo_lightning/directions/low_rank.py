@@ -48,8 +48,9 @@ class LowRank:
     def keys(self, *, seed: int, step: int) -> tuple[DirectionKey, ...]:
         """One key; its stage wraps after ``cycle`` stages.
 
-        >>> LowRank(rank=2, refresh_every=50, cycle=4).keys(seed=1, step=210)[0].stage
-        0
+        Examples:
+            >>> LowRank(rank=2, refresh_every=50, cycle=4).keys(seed=1, step=210)[0].stage
+            0
         """
         stage = step // self.refresh_every
         return (DirectionKey(seed=seed, step=step, stage=stage % self.cycle if self.cycle else stage),)

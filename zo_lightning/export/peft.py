@@ -17,8 +17,9 @@ from zo_lightning.export.learned import Learned
 def served_rank(rank: int) -> int | None:
     """The smallest ``--max-lora-rank`` that vLLM takes and that has room for an adapter; None beyond the largest.
 
-    >>> [served_rank(rank) for rank in (1, 2, 6, 12, 64, 600)]
-    [1, 8, 8, 16, 64, None]
+    Examples:
+        >>> [served_rank(rank) for rank in (1, 2, 6, 12, 64, 600)]
+        [1, 8, 8, 16, 64, None]
     """
     return next((accepted for accepted in ADAPTER_RANKS if accepted >= rank), None)
 

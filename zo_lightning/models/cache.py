@@ -18,8 +18,9 @@ CACHE_VARIABLE = "ZO_LIGHTNING_CACHE"
 def cache_root(cache_dir: str | None) -> Path:
     """``cache_dir``, else the environment's ``ZO_LIGHTNING_CACHE``, else ``~/.cache/zo_lightning``.
 
-    >>> str(cache_root("/data/models"))
-    '/data/models'
+    Examples:
+        >>> str(cache_root("/data/models"))
+        '/data/models'
     """
     chosen = cache_dir or os.environ.get(CACHE_VARIABLE) or "~/.cache/zo_lightning"
     return Path(chosen).expanduser().absolute()

@@ -25,10 +25,11 @@ def describe(method: Method) -> dict[str, Any]:
 def differences(saved: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:
     """What differs between two descriptions, by config key.
 
-    >>> sgd = {"kind": "Sgd", "lr": 0.1}
-    >>> other = {role: {"kind": "x"} for role in ("direction", "query", "estimator")}
-    >>> list(differences({**other, "update": sgd}, {**other, "update": {**sgd, "lr": 0.2}}))
-    ['`update.lr`=0.1, not 0.2']
+    Examples:
+        >>> sgd = {"kind": "Sgd", "lr": 0.1}
+        >>> other = {role: {"kind": "x"} for role in ("direction", "query", "estimator")}
+        >>> list(differences({**other, "update": sgd}, {**other, "update": {**sgd, "lr": 0.2}}))
+        ['`update.lr`=0.1, not 0.2']
     """
     for role in _ROLES:
         old, new = saved[role], current[role]

@@ -61,7 +61,8 @@ class ScoreMetrics(nn.Module):
 def choice(scores: Sequence[float], *, otherwise: int) -> int:
     """Index of the highest score, the first among equals; ``otherwise`` if a score is not a number.
 
-    >>> choice((-2.0, -1.0, -1.0), otherwise=3), choice((-2.0, float("nan")), otherwise=3)
-    (1, 3)
+    Examples:
+        >>> choice((-2.0, -1.0, -1.0), otherwise=3), choice((-2.0, float("nan")), otherwise=3)
+        (1, 3)
     """
     return otherwise if any(map(math.isnan, scores)) else scores.index(max(scores))

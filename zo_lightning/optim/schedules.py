@@ -23,10 +23,11 @@ def hold_then_decay(optimizer: Optimizer, *, num_steps: int | None, hold: float 
     Raises:
         ConfigError: without a number of steps, or with a share outside its range.
 
-    >>> import torch
-    >>> scheduler = hold_then_decay(torch.optim.SGD([torch.zeros(1)], lr=1.0), num_steps=10)
-    >>> [round(scheduler.lr_lambdas[0](step), 2) for step in (0, 7, 8, 10, 11)]
-    [1.0, 1.0, 0.7, 0.1, 0.1]
+    Examples:
+        >>> import torch
+        >>> scheduler = hold_then_decay(torch.optim.SGD([torch.zeros(1)], lr=1.0), num_steps=10)
+        >>> [round(scheduler.lr_lambdas[0](step), 2) for step in (0, 7, 8, 10, 11)]
+        [1.0, 1.0, 0.7, 0.1, 0.1]
     """
     if num_steps is None or num_steps < 1:
         raise ConfigError("a falling learning rate needs `trainer.max_steps`: set it, or `scheduler=constant`")

@@ -29,8 +29,9 @@ _NUM_WORDS = range(8, 23)
 def reviews(count: int, *, seed: int) -> list[tuple[str, int]]:
     """Distinct review texts with their labels, which alternate: every even-sized run of them is balanced.
 
-    >>> reviews(2, seed=0) == reviews(2, seed=0) != reviews(2, seed=1)
-    True
+    Examples:
+        >>> reviews(2, seed=0) == reviews(2, seed=0) != reviews(2, seed=1)
+        True
     """
     rng = random.Random(seed)
     found: dict[str, int] = {}

@@ -14,8 +14,9 @@ def order(num_rows: int, sampling: str, seed: int) -> list[int]:
 
     ``lozo`` permutes with NumPy's legacy generator, as the released code does.
 
-    >>> order(4, "first", 0), order(4, "lozo", 0)
-    ([0, 1, 2, 3], [2, 3, 1, 0])
+    Examples:
+        >>> order(4, "first", 0), order(4, "lozo", 0)
+        ([0, 1, 2, 3], [2, 3, 1, 0])
     """
     if sampling == "first":
         return list(range(num_rows))
@@ -25,11 +26,12 @@ def order(num_rows: int, sampling: str, seed: int) -> list[int]:
 def split_train(taken: list[int], *, num_train: int, num_dev: int, task: str) -> tuple[list[int], list[int]]:
     """Training and dev rows: dev is the end of the first ``num_train + num_dev``, and is served first if rows are few.
 
-    >>> split_train([5, 3, 1, 4, 0], num_train=2, num_dev=2, task="demo")
-    ([5, 3], [1, 4])
-
     Raises:
         DataError: nothing would be left to train on.
+
+    Examples:
+        >>> split_train([5, 3, 1, 4, 0], num_train=2, num_dev=2, task="demo")
+        ([5, 3], [1, 4])
     """
     taken = taken[: num_train + num_dev]
     if len(taken) <= num_dev:

@@ -45,10 +45,11 @@ class Sgd:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Descend along every term.
 
-        >>> update = Sgd(lr=0.1)
-        >>> left, _ = update.apply(torch.zeros(2, 1), [(2.0, torch.ones(2, 1))], 0.5, {})
-        >>> left.tolist()
-        [[-1.0], [-1.0]]
+        Examples:
+            >>> update = Sgd(lr=0.1)
+            >>> left, _ = update.apply(torch.zeros(2, 1), [(2.0, torch.ones(2, 1))], 0.5, {})
+            >>> left.tolist()
+            [[-1.0], [-1.0]]
         """
         for coefficient, drawn_OR in terms:
             left_OR = left_OR + drawn_OR * (-lr * coefficient)

@@ -22,9 +22,10 @@ class Node:
 def trie_nodes(example: Example) -> tuple[Node, ...]:
     """The nodes of an example's options, shortest prefix first, so that longer ones find theirs cached.
 
-    >>> example = Example(prompt=(7,), options=((1, 2), (1, 3), (4,)), label=0)
-    >>> [(node.prompt, node.children) for node in trie_nodes(example)]
-    [((7,), (1, 4)), ((7, 1), (2, 3))]
+    Examples:
+        >>> example = Example(prompt=(7,), options=((1, 2), (1, 3), (4,)), label=0)
+        >>> [(node.prompt, node.children) for node in trie_nodes(example)]
+        [((7,), (1, 4)), ((7, 1), (2, 3))]
     """
     children: dict[tuple[int, ...], dict[int, None]] = {}
     for option in example.options:
@@ -40,9 +41,10 @@ def option_logprobs(example: Example, answers: Mapping[tuple[int, ...], Mapping[
         example: the example whose nodes were asked.
         answers: for each node's prompt, the log-probability of each child (nats).
 
-    >>> example = Example(prompt=(7,), options=((1, 2), (4,)), label=0)
-    >>> option_logprobs(example, {(7,): {1: -1.0, 4: -3.0}, (7, 1): {2: -0.5}})
-    (-1.5, -3.0)
+    Examples:
+        >>> example = Example(prompt=(7,), options=((1, 2), (4,)), label=0)
+        >>> option_logprobs(example, {(7,): {1: -1.0, 4: -3.0}, (7, 1): {2: -0.5}})
+        (-1.5, -3.0)
     """
     return tuple(
         sum(answers[example.prompt + option[:depth]][token] for depth, token in enumerate(option))

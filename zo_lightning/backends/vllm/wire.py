@@ -31,8 +31,9 @@ def read_terms(terms: Any) -> tuple[Term, ...]:
 def write_point(point: Point) -> tuple[Any, ...]:
     """A point as (version, terms).
 
-    >>> read_point(write_point(Point(version=3)))
-    Point(version=3, terms=())
+    Examples:
+        >>> read_point(write_point(Point(version=3)))
+        Point(version=3, terms=())
     """
     return point.version, write_terms(point.terms)
 
@@ -57,9 +58,10 @@ def read_record(record: Any) -> StepRecord:
 def pack(value: Any) -> Packed:
     """Containers with every tensor on the CPU as its type, shape and bytes.
 
-    >>> unpack(pack({"left": torch.ones(2, 1), "slots": [[1, 2]]}))
-    {'left': tensor([[1.],
-            [1.]]), 'slots': [[1, 2]]}
+    Examples:
+        >>> unpack(pack({"left": torch.ones(2, 1), "slots": [[1, 2]]}))
+        {'left': tensor([[1.],
+                [1.]]), 'slots': [[1, 2]]}
     """
     if isinstance(value, torch.Tensor):
         data = value.contiguous().flatten().view(torch.uint8).numpy().tobytes()

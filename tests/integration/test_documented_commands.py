@@ -1,0 +1,164 @@
+"""Every command of README and docs works: it is run here, shortened, or it says what it needs that is not here."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.documented import ROOT, Command, commands
+from zo_lightning.cli import eval as zo_eval
+from zo_lightning.cli import export as zo_export
+from zo_lightning.cli import sweep_report as zo_sweep_report
+from zo_lightning.cli import train as zo_train
+
+PROGRAMS: dict[str, Callable[[], object]] = {
+    "zo-train": zo_train.main,
+    "zo-eval": zo_eval.main,
+    "zo-export": zo_export.main,
+    "zo-sweep-report": zo_sweep_report.main,
+}
+# What makes a run short. It stands behind the documented settings, and so wins.
+SHORT = (
+    "model=tiny-llama",
+    "model.path=null",
+    "backend=fake",
+    "trainer.max_steps=3",
+    "trainer.val_check_interval=2",
+)
+SMALL = ("task.num_train=20", "task.num_dev=8", "task.num_test=8")
+# Groups of commands that other tests run, on real parts.
+ELSEWHERE = {
+    r"zo-train direction=rademacher task=comparison": "integration/test_plugins.py",
+    r"pip install \./examples/plugin": "integration/test_plugins.py",
+    r"vllm serve|curl|python -m vllm": "integration/test_export.py",
+    r".*trainer=ddp_sim": "integration/test_ddp.py",
+    r".*hydra/sweeper=optuna|.*sweep=optuna_lr": "integration/test_sweeps.py",
+    r".*backend\.process=child": "integration/test_training_on_vllm.py",
+    r"tensorboard --logdir": "integration/test_loggers.py",
+}
+ALL = tuple({command.text: command for command in commands()}.values())
+BENCHMARKS = tuple(command for command in ALL if command.text.startswith("python benchmarks/"))
+COUNTER = itertools.count()
+QUICK = tuple(command for command in ALL if command not in BENCHMARKS)
+
+
+def number(command: Command) -> str:
+    return f"{command.page}: {command.text[:60]}"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that the pages speak of."""
+    folder = tmp_path_factory.mktemp("documented")
+    rows = [{"text": f"message {i}", "priority": ("low", "high")[i % 2]} for i in range(40)]
+    reviews = [{"sentence": f"film {i}", "label": i % 2} for i in range(600)]  # the benchmark asks for as many
+    for name, content in {
+        "train.jsonl": rows,
+        "test.jsonl": rows,
+        "data/sst2_train.jsonl": reviews,
+        "data/sst2_validation.jsonl": reviews,
+    }.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in content))
+    page = (ROOT / "docs" / "how-to" / "own-data.md").read_text()
+    (folder / "my_conf" / "task").mkdir(parents=True)
+    (folder / "my_conf" / "task" / "support.yaml").write_text(page.split("```yaml\n")[1].split("```")[0])
+    return folder
+
+
+@pytest.fixture
+def run(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, list[str]], None]:
+    """Run one of our programs in that folder, in this process."""
+
+    def run(program: str, words: list[str]) -> None:
+        monkeypatch.chdir(place)
+        monkeypatch.setattr(sys, "argv", [program, *words])
+        try:
+            PROGRAMS[program]()
+        except SystemExit as end:
+            assert not end.code, end.code
+
+    return run
+
+
+@pytest.fixture
+def earlier(place: Path, run: Callable[[str, list[str]], None]) -> None:
+    """The runs and the sweep that the pages go on with."""
+    if (place / "runs").exists():
+        return
+    for folder in ("runs/first", "outputs/DAY/RUN"):
+        run("zo-train", [*SHORT, *SMALL, "trainer.max_steps=2", f"hydra.run.dir={folder}"])
+    checkpoints = place / "outputs/DAY/RUN/checkpoints"
+    shutil.copy(checkpoints / "last.ckpt", checkpoints / "best.ckpt")
+    run("zo-train", ["-m", *SHORT, *SMALL, "seed=1,2", "hydra.sweep.dir=multirun/DAY/TIME"])
+
+
+def test_the_pages_have_commands():
+    assert len(ALL) > 50
+    assert {command.page for command in commands()} >= {"README.md", "docs/first-run.md", "docs/how-to/sweeps.md"}
+
+
+@pytest.mark.parametrize("command", QUICK, ids=number)
+def test_a_documented_command_works(
+    command: Command, run: Callable[[str, list[str]], None], earlier: None, monkeypatch: pytest.MonkeyPatch
+):
+    for name, value in re.findall(r"([A-Z_]+)=(\S+) python", command.text):
+        monkeypatch.setenv(name, value)
+    elsewhere = next((file for pattern, file in ELSEWHERE.items() if re.match(pattern, command.text)), None)
+    if elsewhere:
+        assert (ROOT / "tests" / elsewhere).is_file()
+        return
+    program, words = as_run(command)
+    if program in ("zo-train", "zo-eval") and command.needs:
+        run(program, ["--cfg", "job", *words])  # composes, at least
+    elif program in PROGRAMS:
+        run(program, shortened(program, words))
+    elif program == "make":
+        subprocess.run([program, "--dry-run", *words], cwd=ROOT, check=True, capture_output=True)
+    elif program == "pytest":
+        assert (ROOT / words[0]).is_file()  # it is one of the tests
+    elif program == "pip":
+        (extra,) = re.findall(r"zo-lightning\[(\w+)\]", command.text)
+        assert f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text()
+    else:
+        assert command.needs, "a command that no test runs says what it needs"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", BENCHMARKS, ids=number)
+def test_a_documented_benchmark_works(command: Command, place: Path):
+    _, script, *options = command.words
+    words = ["data" if word == "DIR" else word for word in options]
+    done = subprocess.run([sys.executable, ROOT / script, *words, "--steps", "2"], cwd=place, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def as_run(command: Command) -> tuple[str, list[str]]:
+    """The program and its arguments, without what prepares the shell."""
+    text = re.sub(r"^(?:\. \S+ && |[A-Z_]+=\S+ )", "", command.text)
+    text = re.sub(r'^eval "\$\((.*)\)"', r"\1", text)
+    text = re.sub(r"^(?:\.venv/bin/)?python (train|eval)\.py", r"zo-\1", text)
+    program, *words = Command(command.page, text.removeprefix(".venv/bin/"), None).words
+    places = {"/data": "data", "DIR": "data"}
+    return program, [re.sub(r"(?<==)(/data|DIR)$", lambda found: places[found[1]], word) for word in words]
+
+
+def shortened(program: str, words: list[str]) -> list[str]:
+    """With settings that make it short; what only prints stays as it is."""
+    settings = [word for word in words if not word.startswith("-")]
+    if program != "zo-train" or any(flag in words for flag in ("--help", "--cfg", "--info", "-sc")):
+        return words
+    if any(word.startswith("ckpt_path=") for word in settings):
+        return [*words, "trainer.max_steps=3"]
+    # Runs of one second and one process would have one folder.
+    folder = [f"hydra.{'sweep' if '-m' in words else 'run'}.dir=outputs/{next(COUNTER)}"]
+    return [*words, *SHORT, *SMALL, *([] if any(".dir=" in word for word in words) else folder)]
