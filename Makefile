@@ -23,7 +23,7 @@ test: $(INSTALLED) ## what CI runs: linters, types and the tests that are not sl
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
 
 test-slow: $(INSTALLED) ## the long proofs and measurements
 	@$(BIN)/python -m pytest -m slow

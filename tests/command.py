@@ -42,7 +42,7 @@ def message(capsys: pytest.CaptureFixture[str], call: Callable[[], object]) -> s
         call()
     assert stop.value.code == 2
     printed = capsys.readouterr().err
-    assert "Traceback" not in printed
+    assert "Traceback" not in printed, printed
     return printed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -20,12 +21,31 @@ if TYPE_CHECKING:
     from tests.backends import Opened
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several processes (``-n 2``), each file is one process's, and all tests of the shared engines are too."""
+    for item in items:
+        shared = "opened" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("engines" if shared else str(item.path)))
+
+
 @pytest.fixture(autouse=True)
 def _ctrl_c() -> Iterator[None]:
     """Lightning ignores Ctrl-C after an interrupted run."""
     handler = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, handler)
+
+
+@pytest.fixture(autouse=True)
+def _logging() -> Iterator[None]:
+    """A command that ran in this process leaves handlers behind, whose streams pytest closes."""
+    loggers = [logging.getLogger(name) for name in (None, "zo_lightning")]
+    before = [list(logger.handlers) for logger in loggers]
+    yield
+    for logger, kept in zip(loggers, before, strict=True):
+        for handler in [handler for handler in logger.handlers if handler not in kept]:
+            logger.removeHandler(handler)
 
 
 @pytest.fixture

@@ -39,6 +39,12 @@ def commands() -> Iterator[Command]:
         yield from _commands(page.relative_to(ROOT).as_posix(), page.read_text())
 
 
+def python_blocks() -> Iterator[str]:
+    """The Python of all pages."""
+    for page in PAGES:
+        yield from re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
 def _commands(page: str, text: str) -> Iterator[Command]:
     for block in _BLOCK.finditer(text):
         joined = block["body"].replace("\\\n", " ")

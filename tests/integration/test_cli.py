@@ -206,24 +206,12 @@ def test_ctrl_c_leaves_a_checkpoint_and_exit_code_130(tmp_path: Path):
     endless = [o for o in TINY if not o.startswith(("trainer.max_steps", "callbacks"))] + ["trainer.max_steps=100000"]
     run = start(*endless, f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path)
     metrics = tmp_path / "run" / "csv" / "version_0" / "metrics.csv"
-    wait_for(metrics.exists, run)
+    wait_for(lambda: metrics.is_file() and "train/loss" in metrics.read_text(), run)
     run.send_signal(signal.SIGINT)
     printed, _ = run.communicate(timeout=60)
     assert run.returncode == 130, printed
     assert "Traceback" not in printed
     assert bank(tmp_path / "run")["version"] > 0
-
-
-def test_a_sweep_makes_one_folder_a_job(tmp_path: Path):
-    tiny = [o for o in TINY if not o.startswith("trainer.max_steps")]
-    sweep = ["seed=1,2", "trainer.max_steps=2", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
-    run = start("-m", *tiny, *sweep, cwd=tmp_path)
-    printed, _ = run.communicate(timeout=180)
-    assert run.returncode == 0, printed
-    found = sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/results.json"))
-    assert found == ["0", "1"]
-    digests = {json.loads((tmp_path / "sweep" / job / "run.json").read_text())["config_digest"] for job in found}
-    assert len(digests) == 2
 
 
 def test_epochs_may_end_a_run(composed: Compose, tmp_path: Path):
@@ -271,10 +259,35 @@ def test_commands_without_a_folder_make_their_own(tmp_path: Path):
     sweep = start("-m", *tiny, "seed=1,2", cwd=tmp_path)
     printed, _ = sweep.communicate(timeout=180)
     assert sweep.returncode == 0, printed
-    assert len(list(tmp_path.glob("multirun/*/*/*/results.json"))) == 2
+    jobs = [path.parent for path in tmp_path.glob("multirun/*/*/*/results.json")]
+    assert sorted(job.name for job in jobs) == ["0", "1"]
+    assert len({json.loads((job / "run.json").read_text())["config_digest"] for job in jobs}) == 2
 
     score = start(f"ckpt_path={folder}", cwd=tmp_path, module="zo_lightning.cli.eval")
     printed, _ = score.communicate(timeout=180)
     assert score.returncode == 0, printed
     after = json.loads((folder / "results.json").read_text())["after"]
     assert json.loads(printed.splitlines()[-1])["test"] == after
+
+
+def test_best_forks_from_the_best_checkpoint_of_the_newest_run(composed: Compose, tmp_path: Path, capsys):
+    assert "best_checkpoint" in message(capsys, lambda: zo_train.run(composed("ckpt_path=best", folder="fork")))
+    run = tmp_path / "outputs" / "day" / "run"
+    zo_train.run(composed("callbacks=[default,best_checkpoint]", folder="outputs/day/run"))
+    best = bank(run, "best")
+    zo_train.run(composed("ckpt_path=best", f"trainer.max_steps={best['version'] + 1}", folder="fork"))
+    assert bank(tmp_path / "fork")["version"] == best["version"] + 1
+    assert bank(run)["version"] == 6
+
+
+def test_options_of_ones_own_come_back_with_the_run(tmp_path: Path):
+    (tmp_path / "mine" / "task").mkdir(parents=True)
+    (tmp_path / "mine" / "task" / "reviews.yaml").write_text("defaults: [sentiment, _self_]\nname: reviews\n")
+    deleted = "~callbacks.progress_bar"
+    first = start("--config-dir", "mine", *TINY, "task=reviews", deleted, "hydra.run.dir=run", cwd=tmp_path)
+    printed, _ = first.communicate(timeout=180)
+    assert first.returncode == 0, printed
+    for module in ("train", "eval"):
+        again = start(f"ckpt_path={tmp_path / 'run'}", deleted, cwd=tmp_path, module=f"zo_lightning.cli.{module}")
+        printed, _ = again.communicate(timeout=180)
+        assert again.returncode == 0, printed

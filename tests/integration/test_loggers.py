@@ -140,7 +140,7 @@ def test_a_missing_package_is_told_early(composed: Compose, monkeypatch, capsys,
     with pytest.raises(SystemExit):
         zo_train.run(composed(f"logger={package}"))
     said = capsys.readouterr().err
-    assert f"pip install zo-lightning[{package}]" in said and "logger=csv" in said
+    assert f"pip install {package}" in said and "logger=csv" in said
 
 
 def test_wandb_without_a_login_is_told_before_the_engine_starts(composed: Compose, monkeypatch, tmp_path, capsys):

@@ -188,7 +188,7 @@ def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch, capsys, argu
     with pytest.raises(SystemExit) as stop:
         zo_train.main()
     assert stop.value.code == 2
-    assert "pip install zo-lightning[" in capsys.readouterr().err
+    assert "pip install hydra-" in capsys.readouterr().err
 
 
 def test_a_sweep_without_m_is_told(tmp_path: Path):

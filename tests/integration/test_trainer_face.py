@@ -201,6 +201,7 @@ def test_the_presets_of_callbacks_run(composed: Compose, tmp_path: Path, capsys,
     printed = capsys.readouterr()
     for wanted in ("frozen base", "492,416", "bank", "rank 2", "left factors"):
         assert wanted in printed.err
+    assert "val/accuracy" in printed.out  # Lightning's own bar
     assert "run_training_batch" in caplog.text  # the profile
     rows = list(csv.DictReader((tmp_path / "run" / "csv" / "version_0" / "metrics.csv").open()))
     losses = {int(row["step"]) + 1: float(row["val/loss"]) for row in rows if row["val/loss"]}

@@ -15,7 +15,15 @@ from zo_lightning.export.card import adapter_card, merged_card
 from zo_lightning.models import weights_digest
 
 WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.bfloat16), "c": torch.tensor(1)}
-ABOUT = {"base": "org/base", "base_revision": None, "base_digest": "f00d", "steps": 7, "rank": 6, "max_lora_rank": 8}
+ABOUT = {
+    "base": "org/base",
+    "base_revision": None,
+    "base_digest": "f00d",
+    "steps": 7,
+    "rank": 6,
+    "max_lora_rank": 8,
+    "dtype": "float32",
+}
 
 
 def stored(folder: Path, *shards: dict[str, torch.Tensor]) -> Path:
@@ -52,17 +60,16 @@ def test_a_card_says_how_to_serve(tmp_path: Path):
     card = adapter_card(ABOUT)
     for words in (
         "base_model: org/base\n",
-        "vllm serve org/base \\\n",
-        "--max-lora-rank 8",
+        "--model org/base --dtype float32 --enable-lora --max-lora-rank 8 --lora-modules tuned=",
         "f00d",
         "7 steps",
         "Rank 6",
     ):
         assert words in card
     pinned = adapter_card(ABOUT | {"base_revision": "v1"})
-    assert 'from_pretrained("org/base", revision="v1")' in pinned and "vllm serve org/base --revision v1" in pinned
+    assert 'from_pretrained("org/base", revision="v1")' in pinned and "--dtype float32 --revision v1" in pinned
     beyond = adapter_card(ABOUT | {"rank": 600, "max_lora_rank": None})
-    assert "vllm serve" not in beyond and "format=merged" in beyond
+    assert "api_server" not in beyond and "format=merged" in beyond
     merged = merged_card(ABOUT | {"base": str(tmp_path), "dtype": "bfloat16"})
     assert "base_model" not in merged and "rounded once to bfloat16" in merged
 

@@ -1,1 +1,1 @@
-"""Callbacks that a configuration names; nothing in the library imports them."""
+"""Callbacks, by name in a configuration; of the library, only the command line imports any."""

@@ -1,1 +1,1 @@
-"""Command line: ``zo-train`` and ``zo-eval``. Heavy imports wait until a run starts."""
+"""Command line: ``zo-train``, ``zo-eval``, ``zo-export`` and ``zo-sweep-report``. Heavy imports wait."""

@@ -11,12 +11,11 @@ import hydra
 from omegaconf import DictConfig
 
 from zo_lightning.cli.errors import reported
-from zo_lightning.cli.folder import resolve_checkpoint, write_text
+from zo_lightning.cli.folder import required_checkpoint, write_text
 from zo_lightning.cli.overrides import with_saved_overrides
 from zo_lightning.cli.ranks import all_ranks, check_ranks, follow, is_follower
 from zo_lightning.cli.terminal import quiet_libraries
 from zo_lightning.config import register
-from zo_lightning.errors import ConfigError
 
 register()
 
@@ -39,9 +38,7 @@ def run(config: DictConfig) -> None:
     """Score the checkpoint and print one line of JSON."""
     with reported():
         check_ranks(config, sweep=False)
-        checkpoint, _ = resolve_checkpoint(config, Path(config.paths.root))
-        if checkpoint is None:
-            raise ConfigError("`ckpt_path` is missing: name a .ckpt file, a run's folder, or `last`")
+        checkpoint = required_checkpoint(config)
         quiet_libraries()
         from zo_lightning.cli.report import Scores
         from zo_lightning.cli.session import build

@@ -14,7 +14,7 @@ import hydra
 from omegaconf import DictConfig
 
 from zo_lightning.cli.errors import reported
-from zo_lightning.cli.folder import resolve_checkpoint
+from zo_lightning.cli.folder import required_checkpoint
 from zo_lightning.cli.overrides import with_saved_overrides
 from zo_lightning.cli.terminal import quiet_libraries
 from zo_lightning.config import instantiate, register
@@ -41,9 +41,7 @@ def _main(config: DictConfig) -> None:
 def run(config: DictConfig) -> None:
     """Write the export, then print a card and one line of JSON."""
     with reported():
-        checkpoint, _ = resolve_checkpoint(config, Path(config.paths.root))
-        if checkpoint is None:
-            raise ConfigError("`ckpt_path` is missing: name a .ckpt file, a run's folder, or `last`")
+        checkpoint = required_checkpoint(config)
         if config.out is None:
             raise ConfigError("`out` is missing: name the folder to write")
         quiet_libraries()
@@ -87,14 +85,11 @@ def _write(config: DictConfig, checkpoint: Path, folder: Path) -> dict[str, Any]
 
 
 def _learned(config: DictConfig, checkpoint: Path) -> Learned:
-    from zo_lightning.cli.session import build_method
+    from zo_lightning.cli.session import build_method, prepared_model
     from zo_lightning.export import read_checkpoint
-    from zo_lightning.models import prepare_model
 
     method, _ = build_method(config, instantiate(config.backend).capabilities)
-    model = prepare_model(
-        **{key: config.model[key] for key in ("name", "path", "source", "revision", "max_length", "cache_dir")}
-    )
+    model = prepared_model(config)
     path = config.model.path
     from_hub = path is not None and not Path(path).expanduser().exists()
     return read_checkpoint(
@@ -122,11 +117,20 @@ def _print_card(about: dict[str, Any], out: Path) -> None:
         ("written to", str(out)),
         ("", f"{', '.join(path.name for path in files)} ({size / 1e6:.1f} MB)"),
     ]
-    if about.get("max_lora_rank"):
-        facts.insert(4, ("serve with", f"vllm serve --enable-lora --max-lora-rank {about['max_lora_rank']}"))
     for name, value in facts:
         table.add_row(name, value)
     Console().print(Panel(table, title=f"exported as {about['format']}", expand=False))
+    command = _serve_command(about, out)
+    if command:
+        print(f"serve it with\n  {command}")
+
+
+def _serve_command(about: dict[str, Any], out: Path) -> str | None:
+    from zo_lightning.export import serve_adapter_command, serve_command
+
+    if about["format"] == "merged":
+        return serve_command(str(out), about)
+    return serve_adapter_command(str(out), about) if about["max_lora_rank"] else None
 
 
 if __name__ == "__main__":

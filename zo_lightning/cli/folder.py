@@ -12,10 +12,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from zo_lightning.config.resolvers import ABOUT, sweep_job
+from zo_lightning.config.resolvers import ABOUT, config_dir, sweep_job
 from zo_lightning.errors import ConfigError
 
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
+BEST = CHECKPOINT.with_name("best.ckpt")
 FAILURE = "FAILED"
 _BORN = ("id", "sweep", "job")  # stay when a run goes on
 _TRACES = (CHECKPOINT, Path("results.json"), Path("csv"))  # what only a run leaves behind
@@ -37,7 +38,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def resolve_checkpoint(config: DictConfig, root: Path) -> tuple[Path | None, Path | None]:
-    """What ``ckpt_path`` means: a file forks from it, a run's folder goes on in place, ``last`` finds the folder.
+    """What ``ckpt_path`` means: a file forks, a run's folder goes on in place; ``last`` and ``best`` find them.
 
     Returns:
         The checkpoint file and the folder to go on in; None where there is none.
@@ -50,13 +51,27 @@ def resolve_checkpoint(config: DictConfig, root: Path) -> tuple[Path | None, Pat
     if config.ckpt_path == "last":
         folder = _newest(root, identity(config))
         return folder / CHECKPOINT, folder
+    if config.ckpt_path == "best":
+        return _newest(root, identity(config), BEST) / BEST, None
     path = Path(config.ckpt_path).expanduser()
     if path.is_file():
         return path, None
     if (path / CHECKPOINT).is_file():
         return path / CHECKPOINT, path
     what = f"the folder holds no {CHECKPOINT}" if path.is_dir() else "there is no such file or folder"
-    raise ConfigError(f"`ckpt_path={config.ckpt_path}`: {what}; name a .ckpt file, a run's folder, or `last`")
+    raise ConfigError(f"`ckpt_path={config.ckpt_path}`: {what}; name a .ckpt file, a run's folder, `last` or `best`")
+
+
+def required_checkpoint(config: DictConfig) -> Path:
+    """The checkpoint that ``ckpt_path`` names.
+
+    Raises:
+        ConfigError: if it names none.
+    """
+    checkpoint, _ = resolve_checkpoint(config, Path(config.paths.root))
+    if checkpoint is None:
+        raise ConfigError("`ckpt_path` is missing: name a .ckpt file, a run's folder, `last` or `best`")
+    return checkpoint
 
 
 @contextmanager
@@ -106,7 +121,7 @@ def _about(folder: Path, config: DictConfig, *, resume: bool) -> dict[str, Any]:
         born |= {key: value for key, value in json.loads((folder / ABOUT).read_text()).items() if key in _BORN}
     trains = identity(config)
     digest = hashlib.sha256(json.dumps(trains, sort_keys=True).encode()).hexdigest()[:16]
-    return {**born, "config_digest": digest, "identity": trains}
+    return {**born, "config_dir": config_dir(), "config_digest": digest, "identity": trains}
 
 
 def _check_same(folder: Path, config: DictConfig) -> None:
@@ -120,15 +135,19 @@ def _check_same(folder: Path, config: DictConfig) -> None:
         )
 
 
-def _newest(root: Path, wanted: dict[str, Any]) -> Path:
+def _newest(root: Path, wanted: dict[str, Any], checkpoint: Path = CHECKPOINT) -> Path:
     found = [
         about.parent
         for about in (root / "outputs").glob(f"*/*/{ABOUT}")
-        if (about.parent / CHECKPOINT).is_file() and json.loads(about.read_text())["identity"] == wanted
+        if (about.parent / checkpoint).is_file() and json.loads(about.read_text())["identity"] == wanted
     ]
     if not found:
-        raise ConfigError(f"`ckpt_path=last`: no run with this configuration has a checkpoint under {root / 'outputs'}")
-    return max(found, key=lambda folder: (folder / CHECKPOINT).stat().st_mtime)
+        hint = "; `callbacks=[default,best_checkpoint]` makes it" if checkpoint == BEST else ""
+        raise ConfigError(
+            f"`ckpt_path={checkpoint.stem}`: no run with this configuration has {checkpoint} under "
+            f"{root / 'outputs'}{hint}"
+        )
+    return max(found, key=lambda folder: (folder / checkpoint).stat().st_mtime)
 
 
 def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -33,7 +33,7 @@ def build_loggers(config: DictConfig) -> list[Logger]:
         module = _EXTRAS.get(node["_target_"].rpartition(".")[2])
         if module is not None and find_spec(module) is None:
             raise ConfigError(
-                f"`logger` needs {module}, which is not installed: `pip install zo-lightning[{module}]`, "
+                f"`logger` needs {module}, which is not installed: `pip install {module}`, "
                 "or choose another one, such as `logger=csv`"
             )
     return [instantiate(node) for node in nodes]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from zo_lightning.callbacks.throughput import Throughput
     from zo_lightning.data import ExampleDataModule
+    from zo_lightning.models.prepare import PreparedModel
     from zo_lightning.modules import ZOModule
 
 log = logging.getLogger(__name__)
@@ -76,8 +77,10 @@ class Session:
     def unlogged(self) -> Iterator[None]:
         """A while without loggers."""
         loggers, self.trainer.loggers = self.trainer.loggers, []
-        yield
-        self.trainer.loggers = loggers
+        try:
+            yield
+        finally:
+            self.trainer.loggers = loggers
 
     def test(self, checkpoint: Path | None = None) -> dict[str, float]:
         """Metrics of the test split at the current parameters or a checkpoint's."""
@@ -126,16 +129,14 @@ def build(config: DictConfig, loggers: Sequence[Logger] | None = None) -> Sessio
 
     from zo_lightning.callbacks.throughput import Throughput
     from zo_lightning.data import ExampleDataModule, check_batch_sizes
-    from zo_lightning.models import load_tokenizer, prepare_model
+    from zo_lightning.models import load_tokenizer
     from zo_lightning.modules import ZOModule
 
     check_batch_sizes(**config.data)
     throughput = Throughput()
     trainer = build_trainer(config, throughput, loggers=loggers)
     texts = instantiate(config.task).texts()
-    model = prepare_model(
-        **{key: config.model[key] for key in ("name", "path", "source", "revision", "max_length", "cache_dir")}
-    )
+    model = prepared_model(config)
     max_length = min(model.max_length, config.backend.get("max_length") or model.max_length)
     examples = texts.encode(load_tokenizer(model.folder), max_length=max_length)
     data = ExampleDataModule(
@@ -153,6 +154,14 @@ def build(config: DictConfig, loggers: Sequence[Logger] | None = None) -> Sessio
         max_skipped=config.max_skipped,
     )
     return Session(module, data, trainer, throughput, examples.num_truncated)
+
+
+def prepared_model(config: DictConfig) -> PreparedModel:
+    """The model's folder on this machine, made or fetched where it is not there yet."""
+    from zo_lightning.models import prepare_model
+
+    keys = ("name", "path", "source", "revision", "max_length", "cache_dir")
+    return prepare_model(**{key: config.model[key] for key in keys})
 
 
 def build_method(config: DictConfig, capabilities: Capabilities) -> tuple[Method, BankSpec]:

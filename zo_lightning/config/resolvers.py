@@ -21,6 +21,14 @@ def sweep_job() -> dict[str, str]:
     return {"sweep": "_".join(Path(hydra.sweep.dir).parts[-2:]), "job": str(hydra.job.num)}
 
 
+def config_dir() -> str | None:
+    """The folder that ``--config-dir`` added to where options are looked for."""
+    if not HydraConfig.initialized():
+        return None
+    sources = HydraConfig.get().runtime.config_sources
+    return next((source.path for source in sources if source.provider == "command-line"), None)
+
+
 def about_run(what: str, folder: str | None) -> str | None:
     """What the folder of a run knows of it: ``id``, ``sweep`` or ``job``; None before the folder is claimed."""
     about = Path(folder or "") / ABOUT

