@@ -291,3 +291,12 @@ def test_options_of_ones_own_come_back_with_the_run(tmp_path: Path):
         again = start(f"ckpt_path={tmp_path / 'run'}", deleted, cwd=tmp_path, module=f"zo_lightning.cli.{module}")
         printed, _ = again.communicate(timeout=180)
         assert again.returncode == 0, printed
+
+
+def test_what_has_no_value_or_is_no_checkpoint_is_told(composed: Compose, tmp_path: Path, capsys):
+    files = [f"task.train_file={tmp_path / 'a'}", f"task.test_file={tmp_path / 'a'}"]
+    unset = composed("task=jsonl", *files, tiny=False)
+    assert "`task.template` has no value" in message(capsys, lambda: zo_train.run(unset))
+    (tmp_path / "junk.ckpt").write_text("junk")
+    junk = composed(f"ckpt_path={tmp_path / 'junk.ckpt'}", name="eval")
+    assert "cannot be read as a checkpoint" in message(capsys, lambda: zo_eval.run(junk))

@@ -84,7 +84,8 @@ def test_an_export_appears_whole_or_not_at_all(tmp_path: Path):
     (out.parent / ".out.partial" / "half").touch()
     out.mkdir()  # an empty folder may be there
     with whole_folder(out) as folder:
-        (folder / "whole").touch()
+        (folder / "whole").touch(mode=0o600)
+    assert (out / "whole").stat().st_mode & 0o777 == 0o644
     assert [path.name for path in out.parent.iterdir()] == ["out"]
     assert [path.name for path in out.iterdir()] == ["whole"]
 

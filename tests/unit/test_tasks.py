@@ -361,6 +361,7 @@ def test_an_empty_file_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"verbalisers": "calm"}, "gives each label its text"),
         ({"verbalisers": {0: " bad"}}, "needs at least two labels, not 1"),
         ({"verbalisers": {0: " bad", 1: " bad"}}, "two labels of `task.verbalisers` share one text"),
         ({"verbalisers": {0: " bad", 1: " "}}, "`task.verbalisers` has an empty option"),

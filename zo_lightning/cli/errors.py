@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from zo_lightning.errors import ZOError
 
@@ -32,6 +32,9 @@ def reported() -> Iterator[None]:
         if isinstance(missing, ConfigAttributeError | ConfigKeyError):
             print(_known_keys(missing), file=sys.stderr)
         raise
+    except MissingMandatoryValue as error:
+        print(f"error: `{error.full_key}` has no value and needs one: set it", file=sys.stderr)
+        raise SystemExit(FAILED) from None
     except (ZOError, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.ENOSPC:
             raise

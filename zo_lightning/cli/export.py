@@ -70,6 +70,8 @@ def whole_folder(out: Path) -> Iterator[Path]:
     try:
         partial.mkdir(parents=True)
         yield partial
+        for path in partial.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors' are their owner's alone
         partial.replace(out)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"`out={out}` cannot be written: {error}; make room or name another folder") from error
@@ -120,17 +122,18 @@ def _print_card(about: dict[str, Any], out: Path) -> None:
     for name, value in facts:
         table.add_row(name, value)
     Console().print(Panel(table, title=f"exported as {about['format']}", expand=False))
-    command = _serve_command(about, out)
-    if command:
-        print(f"serve it with\n  {command}")
+    if about["format"] == "merged" or about["max_lora_rank"]:
+        print(f"serve it with\n  {_serve_command(about, out)}")
 
 
-def _serve_command(about: dict[str, Any], out: Path) -> str | None:
-    from zo_lightning.export import serve_adapter_command, serve_command
+def _serve_command(about: dict[str, Any], out: Path) -> str:
+    import torch
 
-    if about["format"] == "merged":
-        return serve_command(str(out), about)
-    return serve_adapter_command(str(out), about) if about["max_lora_rank"] else None
+    from zo_lightning.export import WITHOUT_GPU, serve_adapter_command, serve_command
+
+    merged = about["format"] == "merged"
+    command = serve_command(str(out), about) if merged else serve_adapter_command(str(out), about)
+    return command if torch.cuda.is_available() else f"{WITHOUT_GPU} {command}"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -55,6 +56,8 @@ def resolve_checkpoint(config: DictConfig, root: Path) -> tuple[Path | None, Pat
         return _newest(root, identity(config), BEST) / BEST, None
     path = Path(config.ckpt_path).expanduser()
     if path.is_file():
+        if not is_zipfile(path):  # as torch writes them
+            raise ConfigError(f"`ckpt_path={config.ckpt_path}` cannot be read as a checkpoint: name another")
         return path, None
     if (path / CHECKPOINT).is_file():
         return path / CHECKPOINT, path

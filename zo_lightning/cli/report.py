@@ -154,6 +154,7 @@ def print_card(title: str, results: Results, folder: Path, files: list[Path]) ->
     for name, value in _facts(results, folder, files):
         table.add_row(name, value)
     Console().print(Panel(table, title=title, expand=False))
+    print(f"written to {folder}")
 
 
 def _facts(results: Results, folder: Path, files: list[Path]) -> list[tuple[str, Any]]:
@@ -162,8 +163,7 @@ def _facts(results: Results, folder: Path, files: list[Path]) -> list[tuple[str,
         ("seconds a step", f"{results.seconds_per_step:.2f}"),
         ("tokens a second", f"{results.tokens_per_second:,.0f}"),
         ("base weights", "unchanged" if results.base_digest_unchanged else "[bold]changed[/bold]"),
-        ("written to", str(folder)),
-        ("", ", ".join(str(file.relative_to(folder)) for file in files if file.exists())),
+        ("files", ", ".join(str(file.relative_to(folder)) for file in files if file.exists())),
     ]
     if results.truncated_examples:
         facts.insert(1, ("truncated texts", str(results.truncated_examples)))

@@ -17,7 +17,8 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+    for known in ("LeafSpec", "Checkpoint directory .* exists and is not empty", "The dirpath has changed"):
+        warnings.filterwarnings("ignore", message=f".*{known}.*")
     import lightning.pytorch  # noqa: F401  (sets its own level when imported)
 
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)

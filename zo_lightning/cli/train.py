@@ -110,7 +110,11 @@ def measured(session: Session, checkpoint: Path | None, optimized: str) -> Resul
     after = session.test()
     metrics |= after
     if optimized not in metrics:
-        log.warning("`optimized_metric`=%s was not measured; there are %s", optimized, sorted(metrics))
+        log.warning(
+            "`optimized_metric`=%s was not measured (validations: `trainer.val_check_interval`); there are %s",
+            optimized,
+            ", ".join(sorted(metrics)),
+        )
     return Results(
         steps=trainer.global_step,
         skipped_steps=trainer.optimizers[0].param_groups[0]["num_skipped"],

@@ -50,6 +50,7 @@ model = AutoModelForCausalLM.from_pretrained("/path/to/this/folder")
 """
 
 
+WITHOUT_GPU = "VLLM_CPU_KVCACHE_SPACE=1"  # GiB for vLLM's cache
 _TOO_LARGE = "vLLM serves adapters of at most 512 rank columns: for it, export with `format=merged`."
 
 
@@ -79,7 +80,9 @@ Serve it with vLLM, as the model `tuned`:
 
 ```bash
 {serve_adapter_command("/path/to/this/folder", about)}
-```"""
+```
+
+On a machine without GPU put `{WITHOUT_GPU}` before it: vLLM would ask for most of the memory."""
 
 
 def _front_matter(about: dict[str, Any], library: str) -> str:

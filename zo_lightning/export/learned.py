@@ -75,7 +75,6 @@ def read_checkpoint(path: Path, *, name: str, revision: str | None, layout: Layo
         ConfigError: if the file is no checkpoint of ours, if it is of another method or base, or has learned nothing.
     """
     saved = _load(path)
-    check_method(saved["method"], method)
     snapshot = saved["bank"]
     capacity = snapshot["rank"] * max(len(snapshot["slots"]), 1)
     bank = LowRankBank(
@@ -86,6 +85,7 @@ def read_checkpoint(path: Path, *, name: str, revision: str | None, layout: Layo
         raise ConfigError(f"`ckpt_path={path}` has learned nothing yet: train at least one step")
     base = Base(name=name, revision=revision, folder=Path(layout.model), digest=weights_digest(Path(layout.model)))
     _check_base(saved, base)
+    check_method(saved["method"], method)
     return Learned(base=base, bank=bank, merged=tuple(snapshot.get("merged", ())))
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 from jinja2.sandbox import SandboxedEnvironment
@@ -14,9 +15,6 @@ from zo_lightning.errors import ConfigError, DataError
 from zo_lightning.tasks.encoding import TRUNCATIONS, PromptText, TaskTexts
 from zo_lightning.tasks.rows import Row, find_file, read_hub, read_jsonl
 from zo_lightning.tasks.splits import SAMPLINGS, check_choice, check_counts, order, split_train
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +66,11 @@ class TextTask:
     truncate: str = "error"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.verbalisers, Mapping):
+            raise ConfigError(
+                f"task {self.name}: `task.verbalisers` gives each label its text, as in "
+                f'{{low: " calm", high: " urgent"}}, not {self.verbalisers!r}'
+            )
         options = list(self._labels().values())
         wrong = [option for option in options if not isinstance(option, str)]
         if wrong:
