@@ -6,15 +6,18 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
-TINY = [
+from zo_lightning.config import register
+
+MODEL = [
     "model=tiny-llama",
     "backend=dense",
     "scheduler=constant",
@@ -22,6 +25,9 @@ TINY = [
     "task.num_train=40",
     "task.num_dev=16",
     "task.num_test=32",
+]
+TINY = [
+    *MODEL,
     "trainer.max_steps=6",
     "trainer.val_check_interval=null",
     "trainer.check_val_every_n_epoch=1",
@@ -46,10 +52,24 @@ def message(capsys: pytest.CaptureFixture[str], call: Callable[[], object]) -> s
     return printed
 
 
-def start(*arguments: str, cwd: Path, module: str = "zo_lightning.cli.train") -> subprocess.Popen[str]:
+def composer(root: Path, settings: Sequence[str]) -> Compose:
+    """Composes runs of the settings whose folders are under ``root``."""
+
+    def compose_run(*overrides: str, folder: str = "run", name: str = "train", tiny: bool = True) -> DictConfig:
+        register()
+        with initialize_config_module("zo_lightning.conf", version_base="1.3"):
+            paths = [f"paths.root={root}", f"paths.output_dir={root / folder}"]
+            return compose(name, [*(settings if tiny else []), *paths, *overrides])
+
+    return compose_run
+
+
+def start(
+    *arguments: str, cwd: Path, module: str = "zo_lightning.cli.train", launcher: Sequence[str] = ()
+) -> subprocess.Popen[str]:
     """A command as a user types it."""
     return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, *launcher, "-m", module, *arguments],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

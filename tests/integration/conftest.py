@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_module
 from lightning.pytorch import Trainer
-from omegaconf import DictConfig
 
 import zo_lightning.strategies  # noqa: F401  registers "zo"
-from tests.command import TINY, Compose
+from tests.command import TINY, Compose, composer
 from zo_lightning.backends.fake import FakeBackend
-from zo_lightning.config import register
 from zo_lightning.core.method import Method
 from zo_lightning.core.types import BankSpec, Score
 from zo_lightning.data import ExampleDataModule
@@ -104,11 +101,4 @@ def wrapped() -> type[Wrapped]:
 @pytest.fixture
 def composed(tmp_path: Path) -> Compose:
     """A run's configuration with its folder under ``tmp_path``."""
-
-    def compose_run(*overrides: str, folder: str = "run", name: str = "train", tiny: bool = True) -> DictConfig:
-        register()
-        with initialize_config_module("zo_lightning.conf", version_base="1.3"):
-            paths = [f"paths.root={tmp_path}", f"paths.output_dir={tmp_path / folder}"]
-            return compose(name, [*(TINY if tiny else []), *paths, *overrides])
-
-    return compose_run
+    return composer(tmp_path, TINY)

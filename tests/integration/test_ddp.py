@@ -8,20 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_module
-from omegaconf import DictConfig
 
+from tests.command import Compose, bank, composer, start
 from zo_lightning.cli import eval as zo_eval
 from zo_lightning.cli import train as zo_train
 from zo_lightning.cli.errors import reported
-from zo_lightning.config import register
 
 TINY = (
     "model=tiny-llama",
@@ -39,34 +37,15 @@ TINY = (
     "callbacks.checkpoint.every_n_train_steps=3",
 )
 TWO = "trainer=ddp_sim"
-Compose = Callable[..., DictConfig]
 
 
 @pytest.fixture
 def composed(tmp_path: Path) -> Compose:
-    def compose_run(*overrides: str, folder: str, name: str = "train") -> DictConfig:
-        register()
-        with initialize_config_module("zo_lightning.conf", version_base="1.3"):
-            paths = [f"paths.root={tmp_path}", f"paths.output_dir={tmp_path / folder}"]
-            return compose(name, [*TINY, *paths, *overrides])
-
-    return compose_run
+    return composer(tmp_path, TINY)
 
 
-def start(
-    *arguments: str, cwd: Path, launcher: tuple[str, ...] = (), switches: tuple[str, ...] = ()
-) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, *launcher, "-m", "zo_lightning.cli.train", *switches, *TINY, *arguments],
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def saved(folder: Path) -> dict[str, Any]:
-    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["zo_lightning"]["bank"]
+def run_command(*arguments: str, cwd: Path, switches: Sequence[str] = (), **how: Any) -> subprocess.Popen[str]:
+    return start(*switches, *TINY, *arguments, cwd=cwd, **how)
 
 
 def metrics(folder: Path) -> dict[str, list[float]]:
@@ -77,7 +56,7 @@ def metrics(folder: Path) -> dict[str, list[float]]:
 
 def assert_same_run(one: Path, two: Path) -> None:
     """As one rank's, but for the noise of other batches in each forward pass."""
-    torch.testing.assert_close(saved(one)["left"], saved(two)["left"], rtol=0, atol=2e-5)
+    torch.testing.assert_close(bank(one)["left"], bank(two)["left"], rtol=0, atol=2e-5)
     expected, found = metrics(one), metrics(two)
     for name in ("train/loss", "val/loss", "val/accuracy"):
         assert found[name] == pytest.approx(expected[name], abs=1e-5)
@@ -89,7 +68,9 @@ def assert_same_run(one: Path, two: Path) -> None:
 
 
 def test_a_sweep_on_two_ranks_makes_two_folders_that_hold_what_one_rank_makes(composed: Compose, tmp_path: Path):
-    sweep = start(TWO, "seed=1,2", f"paths.root={tmp_path}", "hydra.sweep.dir=sweep", cwd=tmp_path, switches=("-m",))
+    sweep = run_command(
+        TWO, "seed=1,2", f"paths.root={tmp_path}", "hydra.sweep.dir=sweep", cwd=tmp_path, switches=("-m",)
+    )
     for seed in (1, 2):
         zo_train.run(composed(f"seed={seed}", folder=f"one{seed}"))
     printed, _ = sweep.communicate(timeout=240)
@@ -101,7 +82,7 @@ def test_a_sweep_on_two_ranks_makes_two_folders_that_hold_what_one_rank_makes(co
         assert_same_run(one, two)
         digests = [json.loads((folder / "results.json").read_text())["base_digest"] for folder in (one, two)]
         assert digests[0] == digests[1]
-    assert not torch.equal(saved(tmp_path / "one1")["left"], saved(tmp_path / "one2")["left"])
+    assert not torch.equal(bank(tmp_path / "one1")["left"], bank(tmp_path / "one2")["left"])
 
 
 @pytest.mark.slow
@@ -109,7 +90,7 @@ def test_two_ranks_go_on_from_what_one_has_saved_and_score_it(composed: Compose,
     zo_train.run(composed(folder="whole"))
     zo_train.run(composed("trainer.max_steps=5", folder="parts"))
     zo_train.run(composed(TWO, f"ckpt_path={tmp_path / 'parts'}", folder="ignored"))
-    torch.testing.assert_close(saved(tmp_path / "whole")["left"], saved(tmp_path / "parts")["left"], rtol=0, atol=2e-5)
+    torch.testing.assert_close(bank(tmp_path / "whole")["left"], bank(tmp_path / "parts")["left"], rtol=0, atol=2e-5)
     after = json.loads((tmp_path / "parts" / "results.json").read_text())["after"]
     capsys.readouterr()
     zo_eval.run(composed(TWO, f"ckpt_path={tmp_path / 'parts'}", folder="scored", name="eval"))
@@ -148,7 +129,7 @@ LONG = (TWO, "trainer.max_steps=100000", "trainer.check_val_every_n_epoch=1000",
 
 def training(tmp_path: Path) -> tuple[subprocess.Popen[str], int]:
     """A run on two ranks that has written a checkpoint, and the process of its second rank."""
-    run = start(*LONG, cwd=tmp_path)
+    run = run_command(*LONG, cwd=tmp_path)
     deadline = time.monotonic() + 180
     while not (tmp_path / "run" / "checkpoints" / "last.ckpt").exists():
         assert run.poll() is None and time.monotonic() < deadline, run.communicate()[0]
@@ -172,7 +153,7 @@ def test_the_death_of_a_rank_ends_the_run_with_its_checkpoint(tmp_path: Path):
     assert run.returncode == 2
     assert "error: rank 1 ended with exit code -9" in printed and "rank1.log" in printed
     assert "Traceback" not in printed
-    assert saved(tmp_path / "run")["version"] >= 3
+    assert bank(tmp_path / "run")["version"] >= 3
 
 
 @pytest.mark.slow
@@ -184,13 +165,13 @@ def test_no_rank_outlives_the_first(tmp_path: Path, number: int, code: int):
     printed, _ = run.communicate(timeout=60)
     assert run.returncode == code, printed
     assert_gone(second)
-    assert saved(tmp_path / "run")["version"] >= 3
+    assert bank(tmp_path / "run")["version"] >= 3
 
 
 @pytest.mark.slow
 def test_torchrun_starts_the_ranks_of_one_folder(composed: Compose, tmp_path: Path):
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    run = start(TWO, f"paths.root={tmp_path}", "hydra.run.dir=two", cwd=tmp_path, launcher=torchrun)
+    run = run_command(TWO, f"paths.root={tmp_path}", "hydra.run.dir=two", cwd=tmp_path, launcher=torchrun)
     zo_train.run(composed(folder="one"))
     printed, _ = run.communicate(timeout=240)
     assert run.returncode == 0, printed
@@ -205,7 +186,7 @@ def test_torchrun_starts_the_ranks_of_one_folder(composed: Compose, tmp_path: Pa
 def test_two_engines_train_as_one(tmp_path: Path, process: str):
     engine = ("backend=vllm", f"backend.process={process}", "model.max_length=256")
     for folder, ranks in (("one", "trainer=default"), ("two", TWO)):
-        run = start(ranks, *engine, f"paths.root={tmp_path}", f"hydra.run.dir={folder}", cwd=tmp_path)
+        run = run_command(ranks, *engine, f"paths.root={tmp_path}", f"hydra.run.dir={folder}", cwd=tmp_path)
         printed, _ = run.communicate(timeout=240)
         assert run.returncode == 0, printed
     assert_same_run(tmp_path / "one", tmp_path / "two")
@@ -221,11 +202,11 @@ def test_tensor_parallel_workers_train_as_one(tmp_path: Path, model: str, worker
     merging = ("bank.policy=merge", "bank.capacity=2", f"paths.root={tmp_path}")
     for size in (1, workers):
         engine = f"+backend.engine.tensor_parallel_size={size}"
-        run = start(*shared, *merging, engine, f"hydra.run.dir={size}", cwd=tmp_path)
+        run = run_command(*shared, *merging, engine, f"hydra.run.dir={size}", cwd=tmp_path)
         printed, _ = run.communicate(timeout=240)
         assert run.returncode == 0, printed
     assert_same_run(tmp_path / "1", tmp_path / str(workers))
-    one, two = saved(tmp_path / "1"), saved(tmp_path / str(workers))
+    one, two = bank(tmp_path / "1"), bank(tmp_path / str(workers))
     assert one["num_merged"] == two["num_merged"] == 2 and one["matrices"] == two["matrices"]
     for a, b in zip(one["merged"], two["merged"], strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5)

@@ -6,33 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_module
-from omegaconf import DictConfig
 
+from tests.command import MODEL, Compose, composer
 from tests.wandb_files import offline_runs
 from zo_lightning.cli import eval as zo_eval
 from zo_lightning.cli import train as zo_train
 from zo_lightning.cli.config_tree import show_config
-from zo_lightning.config import register
 
-TINY = [
-    "model=tiny-llama",
-    "backend=dense",
-    "scheduler=constant",
-    "update.lr=1e-4",
-    "task.num_train=40",
-    "task.num_dev=16",
-    "task.num_test=32",
-    "trainer.val_check_interval=2",
-    "extras.print_config=false",
-    "callbacks.progress_bar=null",
-]
-Compose = Callable[..., DictConfig]
+TINY = [*MODEL, "trainer.val_check_interval=2", "extras.print_config=false", "callbacks.progress_bar=null"]
 
 
 @pytest.fixture(autouse=True)
@@ -43,14 +28,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def composed(tmp_path: Path) -> Compose:
     """A run's configuration with its folder under ``tmp_path``."""
-
-    def compose_run(*overrides: str, folder: str = "run", name: str = "train") -> DictConfig:
-        register()
-        with initialize_config_module("zo_lightning.conf", version_base="1.3"):
-            paths = [f"paths.root={tmp_path}", f"paths.output_dir={tmp_path / folder}"]
-            return compose(name, [*TINY, *paths, *overrides])
-
-    return compose_run
+    return composer(tmp_path, TINY)
 
 
 def sweep(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -16,47 +16,25 @@ import torch
 import yaml
 from hydra import compose, initialize_config_module
 
+from tests.command import MODEL, start
 from zo_lightning.backends.dense import DenseBackend
 from zo_lightning.cli import train as zo_train
 from zo_lightning.config import register
 
-TINY = [
-    "model=tiny-llama",
-    "backend=dense",
-    "scheduler=constant",
-    "update.lr=1e-4",
-    "task.num_train=40",
-    "task.num_dev=16",
-    "task.num_test=32",
-    "trainer.max_steps=2",
-    "trainer.val_check_interval=2",
-    "callbacks.progress_bar=null",
-]
+TINY = [*MODEL, "trainer.max_steps=2", "trainer.val_check_interval=2", "callbacks.progress_bar=null"]
 
 
-def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+def start_sweep(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     """``zo-train -m``; an argument replaces the one of the same key."""
     given = {argument.split("=")[0] for argument in arguments}
     searched = {"update.lr"} if "sweep=optuna_lr" in arguments else set()
-    command = [sys.executable, "-m", "zo_lightning.cli.train", "-m"]
-    return subprocess.Popen(
-        [
-            *command,
-            *(o for o in TINY if o.split("=")[0] not in given | searched),
-            f"hydra.sweep.dir={cwd / 'sweep'}",
-            *arguments,
-        ],
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"COLUMNS": "120"},
-    )
+    kept = [o for o in TINY if o.split("=")[0] not in given | searched]
+    return start("-m", *kept, f"hydra.sweep.dir={cwd / 'sweep'}", *arguments, cwd=cwd)
 
 
 def sweep(*arguments: str, cwd: Path) -> tuple[int, str]:
     """Exit code and output of a whole sweep."""
-    run = start(*arguments, cwd=cwd)
+    run = start_sweep(*arguments, cwd=cwd)
     printed, _ = run.communicate(timeout=250)
     return run.returncode, printed
 
@@ -134,7 +112,7 @@ def is_training(metrics: Path) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_stops_the_sweep(tmp_path: Path, sent: signal.Signals, code: int):
-    run = start("seed=1,2", "trainer.max_steps=100000", cwd=tmp_path)
+    run = start_sweep("seed=1,2", "trainer.max_steps=100000", cwd=tmp_path)
     metrics = tmp_path / "sweep" / "0" / "csv" / "version_0" / "metrics.csv"
     deadline = time.monotonic() + 120
     while not is_training(metrics) and run.poll() is None and time.monotonic() < deadline:
