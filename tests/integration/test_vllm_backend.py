@@ -16,8 +16,9 @@ import torch
 
 from tests.backends import EPS, RANK, SEED, Opened, Row, directions, key_of, model_of, on_rows, oracle_of
 from tests.lozo import Lozo
-from zo_lightning.backends.vllm import VllmBackend, cpu_lora
-from zo_lightning.backends.vllm.scoring import trie_nodes
+from zo_lightning.backends.vllm import VllmBackend
+from zo_lightning.backends.vllm.scoring import option_logprobs, trie_nodes
+from zo_lightning.backends.vllm.wire import write_point
 from zo_lightning.core.types import BankSpec
 from zo_lightning.errors import ConfigError, EngineError
 from zo_lightning.updates import Sgd
@@ -43,6 +44,13 @@ def worker_of(subject: Opened) -> Any:
 def layers_of(subject: Opened) -> dict[str, Any]:
     """vLLM's adapter layers by name."""
     return worker_of(subject).model_runner.lora_manager._adapter_manager.modules
+
+
+def slices_of(subject: Opened) -> dict[str, Any]:
+    """The engine's own adapter tensors and the base weight of each matrix."""
+    from zo_lightning.backends.vllm import internals
+
+    return internals.adapter_slices(worker_of(subject))
 
 
 def train(subject: Opened, steps: int) -> None:
@@ -71,26 +79,61 @@ def test_no_adapter_is_ever_reset_or_loaded_again(subject: Opened, monkeypatch: 
 
 @on_rows(Row("vllm"))
 def test_requests_without_an_adapter_skip_its_path(subject: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No run of tokens, hence no product; with an adapter two products a layer for each of its runs."""
+    """No product with factors, even when most of the bank is folded; with an adapter one in each layer."""
+    from zo_lightning.backends.vllm import cpu_lora
+
     train(subject, 12)
-    runs: list[list[Any]] = []
-    products = Counter()  # type: ignore[var-annotated]
-    token_runs, addmm = cpu_lora.token_runs, torch.Tensor.addmm_
-
-    def count_runs(wrapper: Any) -> list[tuple[int, int, int]]:
-        runs.append(token_runs(wrapper))
-        return runs[-1]
-
-    def count_products(*args: Any) -> torch.Tensor:
-        products["addmm_"] += 1
-        return addmm(*args)
-
-    monkeypatch.setattr(cpu_lora, "token_runs", count_runs)
-    monkeypatch.setattr(torch.Tensor, "addmm_", count_products)
+    runs: list[Any] = []
+    add = cpu_lora.add_low_rank
+    monkeypatch.setattr(cpu_lora, "add_low_rank", lambda *args: (runs.append(args[-1]), add(*args)))
     subject.backend.infer(subject.examples[:1])
-    assert runs == [[]] and products["addmm_"] == 0
+    assert runs == []
     subject.ask(examples=subject.examples[:1])
-    assert [len(of_batch) for of_batch in runs] == [0, 1] and products["addmm_"] == len(layers_of(subject))
+    assert [len(of_layer) for of_layer in runs] == [1] * len(layers_of(subject))
+
+
+@on_rows(Row("vllm"))
+def test_only_columns_that_a_step_probes_are_multiplied(subject: Opened) -> None:
+    """Whatever the bank holds; the rest is in a working copy, made from the base, which stays as it is."""
+    weights = [matrix.clone() for *_, matrix in slices_of(subject).values()]
+    for steps, slots in ((4, 1), (12, 2), (34, 4)):
+        subject.reset()
+        train(subject, steps)
+        adapters = worker_of(subject).zo_factors._adapters
+        assert len(subject.backend.snapshot()["slots"]) == slots
+        assert adapters._right_CI.shape[0] == RANK and len(adapters._open) == 1
+        copies = [linear._working for linear in adapters._linears]
+        assert all((copy is None) == (slots == 1) for copy in copies)
+    for before, (*_, after) in zip(weights, slices_of(subject).values(), strict=True):
+        assert torch.equal(before, after)
+
+
+@on_rows(Row("vllm"))
+def test_points_base_and_folded_stages_in_one_batch(subject: Opened) -> None:
+    """Tokens without an adapter get the base's product, and those of each point their own."""
+    train(subject, 25)
+    backend, key = subject.backend, key_of(25, refresh_every=10)
+    requests = [subject.request((key, EPS)), subject.request((key, -EPS))]
+    points = [request.point for request in requests]
+    alone = [backend.infer(subject.examples), *(seen.scores for seen in backend.evaluate(requests))]
+    backend._rpc("zo_program", tuple(write_point(point) for point in points))
+    answers, _ = backend._generate([(1, subject.examples), (None, subject.examples), (2, subject.examples)])
+    per_point = [answers[k * len(subject.examples) : (k + 1) * len(subject.examples)] for k in range(3)]
+    assert _close(per_point[1], alone[0])
+    for found, scores in ((per_point[0], alone[1]), (per_point[2], alone[2])):
+        for example, answer, expected in zip(subject.examples, found, scores, strict=True):
+            sums = option_logprobs(example, answer)
+            means = [total / len(option) for total, option in zip(sums, example.options, strict=True)]
+            assert means == pytest.approx(expected, abs=1e-5)
+
+
+def _close(found: list[Any], expected: list[Any]) -> bool:
+    return all(
+        one[prompt][token] == pytest.approx(other[prompt][token], abs=1e-5)
+        for one, other in zip(found, expected, strict=True)
+        for prompt in other
+        for token in other[prompt]
+    )
 
 
 @on_rows(Row("vllm"))
@@ -195,7 +238,7 @@ def test_adapter_metadata_that_lacks_a_name_is_another_version(internals: Any, m
         internals.install_cpu_replacements()
 
 
-LAYER = ("_apply_lora_to_output", "lora_a_stacked", "lora_b_stacked", "punica_wrapper", "base_layer")
+LAYER = ("_apply_sync", "_get_quant_method", "lora_a_stacked", "lora_b_stacked", "punica_wrapper", "base_layer")
 MANAGER = ("create_dummy_lora", "add_adapter", "pin_adapter", "lora_index_to_id", "packed_modules_mapping", "modules")
 
 
@@ -212,8 +255,9 @@ def test_a_worker_that_lacks_a_name_is_another_version(internals: Any, missing: 
     runner = has(("lora_manager",), lora_manager=has(("_adapter_manager",), _adapter_manager=manager))
     worker = has(("model_runner",), model_runner=runner)
     with pytest.raises(EngineError, match=rf"{missing}; zo-lightning supports vLLM 0\.32"):
-        for use in (internals.adapter_slices, lambda w: internals.register_adapters(w, 0), internals.pack_cpu_adapters):
-            use(worker)
+        internals.adapter_slices(worker)
+        internals.register_adapters(worker, 0)
+        internals.adapter_layers(worker)[0].replace(lambda inputs, bias: inputs)
 
 
 @on_rows(Row("vllm"))
@@ -232,31 +276,34 @@ def test_an_engine_of_another_version_is_shut_down_again(
     assert len(subject.ask().losses) == len(subject.examples)
 
 
+# --- the engine's own adapters, which serve GPUs
+
+
+@on_rows(Row("vllm"), Row("vllm", dtype="bfloat16"))
+def test_the_engines_own_adapters_give_the_same_answers(
+    subject: Opened, internals: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU engine does with factors in its stacked tensors, here by the engine's own products on CPU."""
+    tolerance = 1e-4 if subject.row.dtype == "float32" else 0.02
+    train(subject, 25)
+    learned = subject.backend.snapshot()
+    terms = [((key_of(25, refresh_every=10), sign * EPS),) for sign in (1.0, -1.0)]
+    expected = [subject.ask(*term).losses for term in [(), *terms]]
+    subject.backend.close()
+    try:
+        with monkeypatch.context() as gpu:
+            gpu.setattr(internals, "on_cpu", lambda: False)
+            subject.open()
+        subject.backend.load(learned)
+        assert type(worker_of(subject).zo_factors._adapters).__name__ == "StackedAdapters"
+        for term, losses in zip([(), *terms], expected, strict=True):
+            assert subject.ask(*term).losses == pytest.approx(losses, abs=tolerance)
+    finally:
+        subject.backend.close()
+        subject.open()
+
+
 # --- half precision
-
-
-@on_rows(Row("vllm", dtype="bfloat16"))
-def test_half_precision_probes_have_their_own_columns(subject: Opened) -> None:
-    """[P | eps U] against [V | V]: P is what it is alone, however small, under both probes."""
-    subject.train(4)  # two stages
-    tiny = subject.backend.snapshot()
-    tiny["left"] = tiny["left"] * 1e-4  # far below eps * U
-    subject.backend.load(tiny)
-    key = key_of(4)
-    subject.backend.evaluate([subject.request((key, a)) for a in (EPS, -EPS)])
-    factors = worker_of(subject).zo_factors
-    bank = factors.bank
-    drawn = directions(refresh_every=3).left(key, subject.layout, torch.device("cpu"))
-    in_use, probe = bank.num_columns, slice(bank.num_columns, bank.num_columns + RANK)
-    assert in_use == 2 * RANK and float(bank.left_OC.abs().max()) < EPS
-    for adapter, sign in enumerate((1.0, -1.0)):
-        slot = factors._slots[adapter]
-        for (right, left, _), rows, cols in zip(factors._slices, bank.row_spans, bank.col_spans, strict=True):
-            assert torch.equal(left[slot, 0, :, :in_use], bank.left_OC[rows].bfloat16())
-            assert torch.equal(left[slot, 0, :, probe], (drawn[rows] * (sign * EPS)).bfloat16())
-            right_CI = bank.right_IC[cols].T.bfloat16()
-            assert torch.equal(right[slot, 0, :in_use], right_CI)
-            assert torch.equal(right[slot, 0, probe], right_CI[bank.columns(key.stage)])
 
 
 @on_rows(Row("vllm", dtype="bfloat16"))
@@ -271,13 +318,6 @@ def test_half_precision_is_close_to_single(subject: Opened) -> None:
         for opened in (subject, oracle):
             opened.train(1)
     assert float(torch.corrcoef(torch.tensor(slopes).T)[0, 1]) > 0.99
-
-
-@on_rows(Row("vllm", dtype="bfloat16"))
-def test_half_precision_refuses_a_point_of_several_stages(subject: Opened) -> None:
-    subject.train(4)
-    with pytest.raises(ConfigError, match=r"`backend\.dtype=float32`"):
-        subject.ask((key_of(0), EPS), (key_of(3), EPS))
 
 
 # --- an engine in its own process

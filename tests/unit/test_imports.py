@@ -14,7 +14,7 @@ PACKAGE = Path(zo_lightning.__file__).parent
 
 # A part imports from itself and from earlier lines only; parts of one line do not know each other.
 ORDER = (
-    ("errors", "deadline"),
+    ("errors", "deadline", "kernels"),
     ("core", "config"),
     ("directions", "queries", "estimators", "updates", "models", "tasks", "data"),
     ("backends",),
@@ -39,6 +39,7 @@ HEAVY = (
     "transformers",
     "lightning",
     "datasets",
+    "numba",
     "wandb",
     "tensorboard",
     "optuna",

@@ -207,6 +207,7 @@ class VllmConf:
     max_length: int | None = None
     max_num_batched_tokens: int = 8192
     kv_cache_gib: int = 1
+    fold_stages: bool = True
     engine: dict[str, Any] = field(default_factory=dict)
 
 

@@ -47,6 +47,10 @@ def check_matrices(snapshot: dict[str, Any], layout: Layout) -> None:
         raise ConfigError("the checkpoint is of a model with other matrices: set `model` as it was trained")
 
 
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.cpu().clone(memory_format=torch.contiguous_format)
+
+
 class LowRankBank:
     """Left and right factors of all stages on one device, float32.
 
@@ -76,9 +80,11 @@ class LowRankBank:
         self.version = 0
         self.generation = 0  # changes whenever columns other than the running slot's may have changed
         self.num_merged = 0
+        self.latest: int | None = None  # the slot that a commit changed last
         self._direction, self._update, self._fold = direction, update, fold
-        self._left_OC = torch.zeros(layout.num_rows, spec.capacity, device=self.device)
-        self._right_IC = torch.zeros(layout.num_cols, spec.capacity, device=self.device)
+        # Column after column, so that a slot's factors are one block of memory.
+        self._left_CO = torch.zeros(spec.capacity, layout.num_rows, device=self.device)
+        self._right_CI = torch.zeros(spec.capacity, layout.num_cols, device=self.device)
         self._slots: list[Stage] = []
         self._state: list[dict[str, torch.Tensor]] = []
         self._drawn: tuple[DirectionKey, torch.Tensor] | None = None
@@ -91,12 +97,12 @@ class LowRankBank:
     @property
     def left_OC(self) -> torch.Tensor:
         """Left factors in use."""
-        return self._left_OC[:, : self.num_columns]
+        return self._left_CO[: self.num_columns].T
 
     @property
     def right_IC(self) -> torch.Tensor:
         """Right factors in use."""
-        return self._right_IC[:, : self.num_columns]
+        return self._right_CI[: self.num_columns].T
 
     def columns(self, slot: int) -> slice:
         """Columns of a slot."""
@@ -135,9 +141,10 @@ class LowRankBank:
         for slot, terms in by_slot.items():
             columns = self.columns(slot)
             left_OR, self._state[slot] = self._update.apply(
-                self._left_OC[:, columns], terms, record.lr, self._state[slot]
+                self._left_CO[columns].T, terms, record.lr, self._state[slot]
             )
-            self._left_OC[:, columns] = left_OR
+            self._left_CO[columns] = left_OR.T
+            self.latest = slot
         self.version += 1
         return set(by_slot)
 
@@ -148,9 +155,10 @@ class LowRankBank:
             "rank": self.spec.rank,
             "matrices": [[m.name, m.rows, m.cols] for m in self.layout.matrices],
             "num_merged": self.num_merged,
+            "latest": self.latest,
             "slots": [list(stage) for stage in self._slots],
-            "left": self.left_OC.cpu().clone(),
-            "state": [{name: value.cpu().clone() for name, value in state.items()} for state in self._state],
+            "left": _copied(self.left_OC),
+            "state": [{name: _copied(value) for name, value in state.items()} for state in self._state],
         }
 
     def load(self, snapshot: dict[str, Any]) -> None:
@@ -176,8 +184,8 @@ class LowRankBank:
                 "does not hold: load it into a backend that was opened anew"
             )
         self.version, self.num_merged = snapshot["version"], snapshot["num_merged"]
-        self._slots, self._state, self._drawn = [], [], None
-        self._left_OC.zero_()
+        self._slots, self._state, self._drawn, self.latest = [], [], None, snapshot["latest"]
+        self._left_CO.zero_()
         for stage in snapshot["slots"]:
             self._take_slot((stage[0], stage[1]))
         self.left_OC.copy_(snapshot["left"])
@@ -192,7 +200,8 @@ class LowRankBank:
     def _left(self, key: DirectionKey) -> torch.Tensor:
         # The probes of a step and its commit use the same U: draw it once.
         if self._drawn is None or self._drawn[0] != key:
-            self._drawn = (key, self._direction.left(key, self.layout, self.device))
+            left_RO = self._direction.left(key, self.layout, self.device).T.contiguous()  # as the bank's columns
+            self._drawn = (key, left_RO.T)
         return self._drawn[1]
 
     def _slot(self, key: DirectionKey) -> int:
@@ -207,9 +216,9 @@ class LowRankBank:
         columns = self.columns(len(self._slots))
         seed, number = stage
         key = DirectionKey(seed=seed, step=0, stage=number)
-        self._right_IC[:, columns] = self._direction.right(key, self.layout, self.device)
-        self._left_OC[:, columns] = 0.0
-        self._state.append(self._update.init(self._left_OC[:, columns]))
+        self._right_CI[columns] = self._direction.right(key, self.layout, self.device).T
+        self._left_CO[columns] = 0.0
+        self._state.append(self._update.init(self._left_CO[columns].T))
         self._slots.append(stage)
         self.generation += 1
 
@@ -219,5 +228,5 @@ class LowRankBank:
                 f"the bank's {self.spec.num_slots} slots are full: raise `bank.capacity` or set `bank.policy=cyclic`"
             )
         self._fold(self.left_OC, self.right_IC)
-        self._slots, self._state = [], []
+        self._slots, self._state, self.latest = [], [], None
         self.num_merged += 1

@@ -1,67 +1,145 @@
-"""Adapters on CPU: products over runs of tokens instead of a gathered copy of the factors for each token.
+"""Parameter points on CPU, where the engine's own adapters copy both factors for every token.
 
-vLLM's CPU fallback copies A and B once for every token, which makes a step with adapters cost two
-to three times one without. Requests of one parameter point arrive together, so their tokens form
-few contiguous runs; each run takes two products with the rank columns in use, whatever the number
-of matrices that the engine fused into the linear.
+Here the linears are replaced as a whole. The factors of the slots that a step probes, a few columns, are added to the
+product in one pass (``kernels/low_rank.py``). Those of all other slots do not change until the next stage: they are
+folded into a packed working copy of the weights, made anew from the base whenever a stage begins, so that a bank's rank
+costs no time and nothing drifts. The base itself is only read.
 
-Shape suffixes: S slots, T tokens, I inputs, O outputs, R rank columns, K = R * fused slices.
+Shape suffixes: O rows and I columns stacked over all matrices, A adapters, C columns of the open slots.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 
-_columns = 0  # rank columns in use, the same in every slot
+from zo_lightning.backends.vllm import internals
+from zo_lightning.core.bank import LowRankBank
+from zo_lightning.kernels.low_rank import Part, add_low_rank
 
 
-def set_columns(count: int) -> None:
-    """Say how many leading rank columns of every slot are in use."""
-    global _columns
-    _columns = count
-
-
-def token_runs(wrapper: Any) -> list[tuple[int, int, int]]:
-    """Runs of the current batch as (slot, first token, last token + 1), without those that have no adapter."""
-    starts, lengths, slots, *_ = wrapper.prefill_metadata
-    return [
-        (slot, start, start + length)
-        for slot, start, length in zip(slots.tolist(), starts.tolist(), lengths.tolist(), strict=True)
-        if slot >= 0
-    ]
-
-
-class PackedFactors:
-    """The factors of one fused linear, laid out so that the columns in use are a prefix.
-
-    Rank column ``r`` of slice ``j`` of ``n`` is packed column ``r * n + j``; the left factor is
-    block-diagonal over the slices' output rows.
+class CpuAdapters:
+    """What the engine's linears compute for the tokens of a parameter point.
 
     Args:
-        layer: vLLM's adapter layer; its stacked tensors become views of the packed ones.
-        wrapper: vLLM's adapter metadata, whose ``zo_runs`` are the batch's runs.
+        bank: the factors.
+        layers: the engine's linears.
+        places: the engine's slot of each adapter.
+        fold: keep slots that are not probed in a working copy of the weights; needs float32.
     """
 
-    def __init__(self, layer: Any, wrapper: Any) -> None:
-        right, left = layer.lora_a_stacked, layer.lora_b_stacked
-        num_slots, _, rank, inputs = right[0].shape
-        self._wrapper, self._num_slices = wrapper, len(right)
-        self._right_SKI = right[0].new_zeros(num_slots, rank * len(right), inputs)
-        self._left_SOK = left[0].new_zeros(num_slots, sum(part.shape[2] for part in left), rank * len(left))
-        rights, lefts, row = [], [], 0
-        for j, part in enumerate(left):
-            rows = slice(row, row + part.shape[2])
-            rights.append(self._right_SKI[:, j :: len(right)].unsqueeze(1))
-            lefts.append(self._left_SOK[:, rows, j :: len(left)].unsqueeze(1))
-            row = rows.stop
-        layer.lora_a_stacked, layer.lora_b_stacked = tuple(rights), tuple(lefts)
+    def __init__(
+        self, bank: LowRankBank, layers: Sequence[internals.AdapterLayer], places: Sequence[int], *, fold: bool
+    ) -> None:
+        self._bank, self._places, self._fold = bank, places, fold and layers[0].weight.dtype == torch.float32
+        self._open: list[int] = []
+        self._generation = -1
+        self._stale: set[int] = set()
+        self._left_ACO = torch.zeros(max(places) + 1, 0, bank.layout.num_rows)
+        self._right_CI = torch.zeros(0, bank.layout.num_cols)
+        parts = _parts_by_name(bank)
+        self._linears = [_Linear(layer, parts, self) for layer in layers]
 
-    def add(self, input_TI: torch.Tensor, output_TO: torch.Tensor) -> torch.Tensor:
-        """``output += (input @ right.T) @ left.T`` for each run, in place."""
-        used = _columns * self._num_slices
-        for slot, start, end in self._wrapper.zo_runs:
-            hidden_TK = input_TI[start:end] @ self._right_SKI[slot, :used].T
-            output_TO[start:end].addmm_(hidden_TK, self._left_SOK[slot, :, :used].T)
-        return output_TO
+    def program(self, points: Sequence[dict[int, torch.Tensor]]) -> None:
+        """Make adapter ``i`` stand for the bank and the probes ``points[i]``."""
+        probed = {slot for probes in points for slot in probes}
+        if self._generation != self._bank.generation or not self._holds(probed):
+            self._arrange(probed)
+        for place, probes in zip(self._places, points, strict=False):
+            for number, slot in enumerate(self._open):
+                columns = slice(number * self._bank.spec.rank, (number + 1) * self._bank.spec.rank)
+                left_RO = self._bank.left_OC[:, self._bank.columns(slot)].T
+                if slot in probes:
+                    torch.add(left_RO, probes[slot].T, out=self._left_ACO[place, columns])
+                else:
+                    self._left_ACO[place, columns] = left_RO
+
+    def changed(self, slots: set[int]) -> None:
+        """Note that slots of the bank are no longer what the adapters hold."""
+        self._stale |= slots
+
+    def forget(self) -> None:
+        """Note that nothing of what the adapters hold is the bank's."""
+        self._generation = -1
+
+    def base_changed(self) -> None:
+        """Pack the base weights anew."""
+        for linear in self._linears:
+            linear.layer.repack()
+
+    def add(
+        self, output: torch.Tensor, inputs: torch.Tensor, parts: Sequence[Part], runs: Sequence[internals.Run]
+    ) -> None:
+        """Add the open slots' part to the rows of each run."""
+        if self._open:
+            add_low_rank(output, inputs, self._right_CI, self._left_ACO, parts, runs)
+
+    def _holds(self, probed: set[int]) -> bool:
+        return probed <= set(self._open) and self._stale <= set(self._open)
+
+    def _arrange(self, probed: set[int]) -> None:
+        """Choose the open slots and fold all others. The same bank and probes give the same bits, on resuming too."""
+        bank, every = self._bank, list(range(self._bank.num_columns // self._bank.spec.rank))
+        latest = {bank.latest} if bank.latest is not None else set(every)
+        self._open = [slot for slot in every if not self._fold or slot in (probed or latest)]
+        held = _columns(bank, self._open)
+        self._right_CI = bank.right_IC[:, held].T.contiguous()
+        self._left_ACO = self._left_ACO.new_zeros(self._left_ACO.shape[0], len(held), bank.layout.num_rows)
+        folded = _columns(bank, [slot for slot in every if slot not in self._open])
+        left_OC, right_IC = bank.left_OC[:, folded], bank.right_IC[:, folded]
+        for linear in self._linears:
+            linear.fold(left_OC, right_IC)
+        self._generation, self._stale = bank.generation, set()
+
+
+class _Linear:
+    """One linear of the engine."""
+
+    def __init__(self, layer: internals.AdapterLayer, parts: Mapping[str, Part], adapters: CpuAdapters) -> None:
+        self.layer, self._adapters = layer, adapters
+        self._parts, row = [], 0
+        for name in layer.names:
+            self._parts.append(parts[name]._replace(first_row=row))
+            row += parts[name].num_rows
+        self._working: internals.Product | None = None
+        layer.replace(self.apply)
+
+    def apply(self, inputs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        runs = self.layer.runs
+        output = self._product(inputs, bias, runs)
+        if runs:
+            self._adapters.add(output, inputs, self._parts, runs)
+        return output
+
+    def fold(self, left_OC: torch.Tensor, right_IC: torch.Tensor) -> None:
+        """Make the working copy: the base plus these factors, or none without them."""
+        self._working = None
+        if not left_OC.shape[1]:
+            return
+        weight = self.layer.weight.clone()
+        for part in self._parts:
+            left = left_OC[part.first_output : part.first_output + part.num_rows]
+            right = right_IC[part.first_input : part.first_input + weight.shape[1]]
+            weight[part.first_row : part.first_row + part.num_rows].addmm_(left, right.T)
+        self._working = internals.cpu_product(weight)
+
+    def _product(self, inputs: torch.Tensor, bias: torch.Tensor | None, runs: Sequence[internals.Run]) -> torch.Tensor:
+        working = self._working
+        if working is None or not runs:
+            return self.layer.base(inputs, bias)
+        if sum(end - start for _, start, end in runs) == len(inputs):
+            return working(inputs, bias)
+        output = self.layer.base(inputs, bias)  # some tokens have no adapter
+        for _, start, end in runs:
+            output[start:end] = working(inputs[start:end], bias)
+        return output
+
+
+def _parts_by_name(bank: LowRankBank) -> dict[str, Part]:
+    places = zip(bank.layout.matrices, bank.col_spans, bank.row_spans, strict=True)
+    return {m.name: Part(cols.start, rows.start, 0, m.rows) for m, cols, rows in places}
+
+
+def _columns(bank: LowRankBank, slots: Sequence[int]) -> list[int]:
+    return [column for slot in slots for column in range(bank.columns(slot).start, bank.columns(slot).stop)]

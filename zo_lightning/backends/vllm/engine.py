@@ -53,6 +53,8 @@ class VllmBackend:
         max_length: context in tokens (None: the model's own).
         max_num_batched_tokens: tokens of one engine iteration; a whole step should fit.
         kv_cache_gib: key-value cache on CPU, GiB.
+        fold_stages: on CPU in float32, keep completed stages in a second copy of the linears, so that they cost no
+            time; false saves that memory.
         engine: further arguments for ``vllm.LLM``, for example ``gpu_memory_utilization``.
     """
 
@@ -66,6 +68,7 @@ class VllmBackend:
         max_length: int | None = None,
         max_num_batched_tokens: int = 8192,
         kv_cache_gib: int = 1,
+        fold_stages: bool = True,
         engine: dict[str, Any] | None = None,
     ) -> None:
         if process not in ("inline", "child"):
@@ -82,7 +85,7 @@ class VllmBackend:
         self.process, self.max_points = process, max_points
         self._block_size, self._max_length = block_size, max_length
         self._max_num_batched_tokens, self._kv_cache_gib = max_num_batched_tokens, kv_cache_gib
-        self._engine_args = dict(engine or {})
+        self._fold_stages, self._engine_args = fold_stages, dict(engine or {})
         self._llm: LLM | None = None
         self._layout: Layout | None = None
         self._version = 0
@@ -125,6 +128,7 @@ class VllmBackend:
         from zo_lightning.backends.vllm import internals
 
         internals.check_version()
+        internals.tolerate_llvmlite()
         columns = bank.capacity + (bank.rank if self.capabilities.probe_columns else 0)
         settings = {
             "model": layout.model,
@@ -161,6 +165,7 @@ class VllmBackend:
                 to_recipe(update),
                 to_recipe(bank),
                 self.max_points,
+                self._fold_stages,
             )
         except BaseException:
             self.close()

@@ -1,27 +1,30 @@
 """Every private name of vLLM that we use, and nothing else.
 
-Three things of the CPU engine are undone here: linear weights that vanish into a packed copy, a
+Three things of the CPU engine are undone here: linear weights that are dropped once they are packed, a
 sampler function that needs a compiler at the first batch, and an adapter path that copies factors
 for every token. One is added: calls that wait for a child engine fail when it dies.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from multiprocessing.connection import wait
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import linear
 
-from zo_lightning.backends.vllm import cpu_lora
 from zo_lightning.core.types import Layout
 from zo_lightning.errors import EngineError
 
 SUPPORTED_VERSIONS = "0.32"
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what max_lora_rank accepts
+
+Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]  # of an input with a weight, plus a bias
+Run = tuple[int, int, int]  # adapter slot, first token, last token + 1
 
 
 def version_error(what: str) -> EngineError:
@@ -85,16 +88,16 @@ def install_cpu_replacements() -> None:
     Raises:
         EngineError: if vLLM lacks one of them.
     """
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
+    if not on_cpu():
         return
     linear_utils: Any = _module("vllm.model_executor.layers.utils")
     sampler: Any = _module("vllm.v1.sample.sampler")
     wrapper: Any = _require(_module("vllm.lora.punica_wrapper.punica_cpu"), "PunicaWrapperCPU")
 
-    _require(linear_utils, "dispatch_cpu_unquantized_gemm")
-    linear_utils.dispatch_cpu_unquantized_gemm = _keep_weight
+    pack = _require(linear_utils, "dispatch_cpu_unquantized_gemm")
+    if not hasattr(linear_utils, "zo_pack"):
+        linear_utils.zo_pack = pack
+        linear_utils.dispatch_cpu_unquantized_gemm = _pack_and_keep
     _require(sampler, "batched_count_greater_than")
     sampler.batched_count_greater_than = _count_not_less
     for name in ("update_metadata", "prefill_metadata"):
@@ -104,8 +107,36 @@ def install_cpu_replacements() -> None:
         wrapper.update_metadata = _update_metadata
 
 
-def _keep_weight(layer: Any, remove_weight: bool) -> None:
-    layer.cpu_linear = linear
+def tolerate_llvmlite() -> None:
+    """Before an engine starts in a process where numba is imported; vLLM's start would fail there. Idempotent."""
+    dispatcher: Any = _module("vllm.triton_utils.dispatcher")
+    rebind = _require(dispatcher, "_rebind_kernels")
+    if rebind is not _rebind_past_llvmlite:
+        dispatcher.zo_rebind_kernels = rebind
+        dispatcher._rebind_kernels = _rebind_past_llvmlite
+
+
+def _rebind_past_llvmlite(overrides: Any) -> None:
+    """Let vLLM look through all modules for kernels, but not at objects of llvmlite that claim to have every name."""
+    dispatcher: Any = _module("vllm.triton_utils.dispatcher")
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "llvmlite"}
+    try:
+        dispatcher.zo_rebind_kernels(overrides)
+    finally:
+        sys.modules.update(hidden)
+
+
+def _pack_and_keep(layer: Any, remove_weight: bool) -> None:
+    pack: Any = _module("vllm.model_executor.layers.utils")
+    pack.zo_pack(layer, remove_weight=False)
+
+
+def cpu_product(weight: torch.Tensor) -> Product:
+    """The engine's own product with a weight [O, I], which it packs; the weight itself is not kept where it can."""
+    linear_utils: Any = _module("vllm.model_executor.layers.utils")
+    layer: Any = SimpleNamespace(weight=torch.nn.Parameter(weight, requires_grad=False))
+    linear_utils.zo_pack(layer, remove_weight=True)
+    return lambda inputs, bias: layer.cpu_linear(inputs, layer.weight, bias)
 
 
 def _count_not_less(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -114,7 +145,12 @@ def _count_not_less(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 def _update_metadata(self: Any, *args: Any, **kwargs: Any) -> None:
     self.zo_update_metadata(*args, **kwargs)
-    self.zo_runs = cpu_lora.token_runs(self)
+    starts, lengths, slots, *_ = self.prefill_metadata
+    self.zo_runs = [
+        (slot, start, start + length)
+        for slot, start, length in zip(slots.tolist(), starts.tolist(), lengths.tolist(), strict=True)
+        if slot >= 0
+    ]
 
 
 def fail_when_dead(client: Any) -> None:
@@ -142,16 +178,56 @@ def fail_when_dead(client: Any) -> None:
     threading.Thread(target=watch, name="zo-engine-watch", daemon=True).start()
 
 
-def pack_cpu_adapters(worker: Any) -> None:
-    """Let every adapter layer of a CPU worker use packed factors; does nothing on other platforms."""
+class AdapterLayer(NamedTuple):
+    """A linear of the engine that takes adapters, and the matrices that are fused into it."""
+
+    layer: Any
+    names: tuple[str, ...]
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The base weight, of all matrices."""
+        weight: torch.Tensor = _require(_require(self.layer, "base_layer"), "weight")
+        return weight
+
+    @property
+    def runs(self) -> list[Run]:
+        """Which tokens of the batch that is being computed belong to which adapter; on CPU only."""
+        runs: list[Run] = self.layer.punica_wrapper.zo_runs
+        return runs
+
+    def base(self, inputs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The base's product, as the engine makes it."""
+        output: torch.Tensor = self.layer._get_quant_method().apply(self.layer.base_layer, inputs, bias)
+        return output
+
+    def replace(self, apply: Product) -> None:
+        """Let another function take the place of the product and the adapters' part."""
+        for name in ("_apply_sync", "_get_quant_method", "punica_wrapper"):
+            _require(self.layer, name)
+        self.layer._apply_sync = lambda x, bias=None: apply(x, bias)
+
+    def repack(self) -> None:
+        """Tell a CPU engine that the base weight has changed."""
+        _pack_and_keep(self.layer.base_layer, remove_weight=False)
+
+
+def adapter_layers(worker: Any) -> list[AdapterLayer]:
+    """Every linear that takes adapters, with the Hugging Face names of its matrices."""
+    manager = _adapter_manager(worker)
+    fused = _require(manager, "packed_modules_mapping")
+    layers = []
+    for name, layer in _require(manager, "modules").items():
+        parent, _, leaf = name.rpartition(".")
+        layers.append(AdapterLayer(layer, tuple(f"{parent}.{part}" for part in fused.get(leaf, [leaf]))))
+    return layers
+
+
+def on_cpu() -> bool:
+    """Whether the engine computes on the CPU."""
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu():
-        return
-    for layer in _require(_adapter_manager(worker), "modules").values():
-        for name in ("_apply_lora_to_output", "lora_a_stacked", "lora_b_stacked", "punica_wrapper"):
-            _require(layer, name)
-        layer._apply_lora_to_output = cpu_lora.PackedFactors(layer, layer.punica_wrapper).add
+    return bool(current_platform.is_cpu())
 
 
 def register_adapters(worker: Any, count: int) -> list[int]:
@@ -182,17 +258,14 @@ def adapter_slices(worker: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor, t
         ``name -> (right [slots, 1, max rank, cols], left [slots, 1, rows, max rank], weight [rows, cols])``;
         the weight is a view of the base layer's rows.
     """
-    manager = _adapter_manager(worker)
-    packed = _require(manager, "packed_modules_mapping")
     found = {}
-    for name, layer in _require(manager, "modules").items():
-        parent, _, leaf = name.rpartition(".")
-        rows = 0
-        for part, right, left in zip(
-            packed.get(leaf, [leaf]), _require(layer, "lora_a_stacked"), _require(layer, "lora_b_stacked"), strict=True
+    for adapted in adapter_layers(worker):
+        layer, rows = adapted.layer, 0
+        for name, right, left in zip(
+            adapted.names, _require(layer, "lora_a_stacked"), _require(layer, "lora_b_stacked"), strict=True
         ):
             height = left.shape[2]
-            found[f"{parent}.{part}"] = (right, left, _require(layer, "base_layer").weight[rows : rows + height])
+            found[name] = (right, left, adapted.weight[rows : rows + height])
             rows += height
     return found
 
