@@ -20,7 +20,7 @@ from zo_lightning.backends.vllm import VllmBackend
 from zo_lightning.backends.vllm.scoring import option_logprobs, trie_nodes
 from zo_lightning.backends.vllm.wire import write_point
 from zo_lightning.core.types import BankSpec
-from zo_lightning.errors import ConfigError, EngineError
+from zo_lightning.errors import EngineError
 from zo_lightning.updates import Sgd
 
 LOZO = Lozo(direction=directions(refresh_every=10), eps=EPS, lr=1e-4, seed=SEED)
@@ -362,19 +362,6 @@ def test_another_version_is_refused_by_name(internals: Any, monkeypatch: pytest.
         internals.check_version()
     with pytest.raises(EngineError, match=r"no module vllm\.gone.*supports vLLM 0\.32"):
         internals._module("vllm.gone")
-
-
-@on_rows(Row("vllm"))
-def test_columns_behind_those_in_use_are_zero(subject: Opened) -> None:
-    """GPU kernels multiply all columns of a slot: what a longer bank left there would count again."""
-    train(subject, 25)
-    subject.ask((key_of(subject.backend.version), EPS))
-    subject.reset()
-    subject.ask()
-    used = worker_of(subject).zo_factors.bank.num_columns
-    for layer in layers_of(subject).values():
-        for left in layer.lora_b_stacked:
-            assert not left[0, ..., used:].any()
 
 
 def test_an_engine_that_does_not_start_says_so_and_leaves_room_for_the_next(internals: Any) -> None:

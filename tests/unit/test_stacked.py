@@ -76,5 +76,6 @@ def test_single_precision_adapters_hold_their_point_after_every_change() -> None
             left_OC = bank.point_left(Point(version=bank.version, terms=((key, sign * EPS),)))
             for (right, left), rows, cols in zip(tensors, bank.row_spans, bank.col_spans, strict=True):
                 assert torch.equal(left[place, 0, :, : bank.num_columns], left_OC[rows])
+                assert not left[place, 0, :, bank.num_columns :].any()  # kernels read all columns
                 assert torch.equal(right[place, 0, : bank.num_columns], bank.right_IC[cols].T)
         adapters.changed(bank.commit(StepRecord(step=step, version=step, lr=1e-3, terms=((key, 2.0),))))

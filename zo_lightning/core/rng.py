@@ -128,8 +128,12 @@ def normals(
         >>> torch.equal(draw[4:], normals(7, ROLE_LEFT, step=0, index=0, counts=(0, 4), starts=(3, 1)))
         True
     """
-    device = torch.device(device)
-    block, matrix, kept = _blocks(counts, starts or (0,) * len(counts), device)
+    device, starts = torch.device(device), starts or (0,) * len(counts)
+    if device.type == "cpu":
+        from zo_lightning.kernels import philox as compiled
+
+        return compiled.normals(normal_table(device), (seed & _MASK, role), index, step, starts, counts)
+    block, matrix, kept = _blocks(counts, starts, device)
     words = philox((block, matrix, torch.full_like(block, index), torch.full_like(block, step)), (seed & _MASK, role))
     halves = torch.stack((words & 0xFFFF, words >> 16), dim=-1).flatten()
     drawn = normal_table(device)[halves]
