@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from zo_lightning.kernels import low_rank, team
-from zo_lightning.kernels.low_rank import MAX_COLUMNS, Part, add_low_rank
+from zo_lightning.kernels.low_rank import MAX_COLUMNS, Part, add_low_rank, table
 
 pytestmark = pytest.mark.skipif(team.libgomp() is None, reason="torch has no GNU OpenMP here: products only")
 
@@ -30,7 +30,7 @@ def test_both_ways_agree(columns: int, tokens: int) -> None:
             expected[start:end, row : row + rows] += hidden @ left[adapter, :, o : o + rows].double()
     for add in (add_low_rank, low_rank._by_products):
         found = output.clone()
-        add(found, inputs, right, left, parts, runs)
+        add(found, inputs, right, left, table(parts), table(runs))
         assert torch.allclose(found.double(), expected, atol=1e-4)
 
 
@@ -38,9 +38,10 @@ def test_the_loop_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few columns of contiguous float32 never reach the library; anything else does."""
     calls = []
     monkeypatch.setattr(low_rank, "_by_products", lambda *args: calls.append("products"))
-    right, left, part = torch.ones(2, 4), torch.ones(1, 2, 3), [Part(0, 0, 0, 3)]
-    add_low_rank(torch.zeros(5, 3), torch.ones(5, 4), right, left, part, [(0, 0, 5)])
+    right, left, part = torch.ones(2, 4), torch.ones(1, 2, 3), table([Part(0, 0, 0, 3)])
+    runs = table([(0, 0, 5)])
+    add_low_rank(torch.zeros(5, 3), torch.ones(5, 4), right, left, part, runs)
     assert calls == []
-    add_low_rank(torch.zeros(5, 3, dtype=torch.bfloat16), torch.ones(5, 4), right, left, part, [(0, 0, 5)])
-    add_low_rank(torch.zeros(3, 5).T, torch.ones(5, 4), right, left, part, [(0, 0, 5)])
+    add_low_rank(torch.zeros(5, 3, dtype=torch.bfloat16), torch.ones(5, 4), right, left, part, runs)
+    add_low_rank(torch.zeros(3, 5).T, torch.ones(5, 4), right, left, part, runs)
     assert calls == ["products"] * 2

@@ -9,7 +9,7 @@ A adapters. A part is one of the matrices that an engine has fused into one line
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +30,9 @@ class Part(NamedTuple):
     num_rows: int
 
 
-Run = tuple[int, int, int]  # adapter, first token, last token + 1
+def table(rows: Iterable[Sequence[int]]) -> np.ndarray:
+    """Parts, or runs of (adapter, first token, last token + 1), as the loop reads them: int64, one in each row."""
+    return np.array(list(rows), np.int64)
 
 
 def add_low_rank(
@@ -38,8 +40,8 @@ def add_low_rank(
     input_TI: torch.Tensor,
     right_CJ: torch.Tensor,
     left_ACQ: torch.Tensor,
-    parts: Sequence[Part],
-    runs: Sequence[Run],
+    parts: np.ndarray,
+    runs: np.ndarray,
 ) -> None:
     """Add to each run's rows what its adapter's factors make of its inputs, in place.
 
@@ -48,13 +50,13 @@ def add_low_rank(
         input_TI: the linear's input.
         right_CJ: float32, the right factors of all matrices, the same for all adapters.
         left_ACQ: float32, the left factors of each adapter.
-        parts: the linear's matrices.
-        runs: tokens by adapter.
+        parts: the linear's matrices, a ``table`` of ``Part``.
+        runs: tokens by adapter, a ``table`` of (adapter, first token, last token + 1).
 
     Examples:
         >>> output, part = torch.zeros(3, 2), Part(first_input=0, first_output=0, first_row=0, num_rows=2)
         >>> left = torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]])
-        >>> add_low_rank(output, torch.ones(3, 4), torch.ones(1, 4), left, [part], [(0, 0, 1), (1, 2, 3)])
+        >>> add_low_rank(output, torch.ones(3, 4), torch.ones(1, 4), left, table([part]), table([(0, 0, 1), (1, 2, 3)]))
         >>> output.tolist()
         [[4.0, 8.0], [0.0, 0.0], [12.0, 16.0]]
     """
@@ -74,13 +76,13 @@ def _by_products(
     input_TI: torch.Tensor,
     right_CJ: torch.Tensor,
     left_ACQ: torch.Tensor,
-    parts: Sequence[Part],
-    runs: Sequence[Run],
+    parts: np.ndarray,
+    runs: np.ndarray,
 ) -> None:
     inputs = input_TI.float()
-    for i, o, row, rows in parts:
+    for i, o, row, rows in parts.tolist():
         hidden_TC = inputs @ right_CJ[:, i : i + inputs.shape[1]].T
-        for adapter, start, end in runs:
+        for adapter, start, end in runs.tolist():
             part = output_TO[start:end, row : row + rows]
             left_CO = left_ACQ[adapter, :, o : o + rows]
             if part.dtype == torch.float32:
@@ -94,15 +96,14 @@ def _in_one_pass(
     input_TI: torch.Tensor,
     right_CJ: torch.Tensor,
     left_ACQ: torch.Tensor,
-    parts: Sequence[Part],
-    runs: Sequence[Run],
+    parts: np.ndarray,
+    runs: np.ndarray,
 ) -> None:
-    where, who = np.array(parts, np.int64), np.array(runs, np.int64)
     tensors = (output_TO, input_TI, right_CJ, left_ACQ)
     addresses = [tensor.data_ptr() for tensor in tensors]
     sizes = [size for tensor in tensors for size in tensor.shape]
-    arrays = [where.ctypes.data, len(where), who.ctypes.data, len(who)]
-    team.run(_loop, np.array([*addresses, *sizes, *arrays], np.int64))
+    tables = [parts.ctypes.data, len(parts), runs.ctypes.data, len(runs)]
+    team.run(_loop, np.array([*addresses, *sizes, *tables], np.int64))
 
 
 @njit(fastmath=True, error_model="numpy", cache=True)

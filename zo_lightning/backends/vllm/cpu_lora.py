@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 from zo_lightning.backends.vllm import internals
-from zo_lightning.core.bank import LowRankBank
-from zo_lightning.kernels.low_rank import Part, add_low_rank
+from zo_lightning.core.bank import LowRankBank, spans
+from zo_lightning.kernels.low_rank import Part, add_low_rank, table
 
 
 class CpuAdapters:
@@ -68,9 +69,7 @@ class CpuAdapters:
         for linear in self._linears:
             linear.layer.repack()
 
-    def add(
-        self, output: torch.Tensor, inputs: torch.Tensor, parts: Sequence[Part], runs: Sequence[internals.Run]
-    ) -> None:
+    def add(self, output: torch.Tensor, inputs: torch.Tensor, parts: np.ndarray, runs: np.ndarray) -> None:
         """Add the open slots' part to the rows of each run."""
         if self._open:
             add_low_rank(output, inputs, self._right_CI, self._left_ACO, parts, runs)
@@ -98,18 +97,17 @@ class _Linear:
 
     def __init__(self, layer: internals.AdapterLayer, parts: Mapping[str, Part], adapters: CpuAdapters) -> None:
         self.layer, self._adapters = layer, adapters
-        self._parts, row = [], 0
-        for name in layer.names:
-            self._parts.append(parts[name]._replace(first_row=row))
-            row += parts[name].num_rows
+        rows = spans(parts[name].num_rows for name in layer.names)
+        self._parts = [parts[name]._replace(first_row=row.start) for name, row in zip(layer.names, rows, strict=True)]
+        self._table = table(self._parts)
         self._working: internals.Product | None = None
         layer.replace(self.apply)
 
     def apply(self, inputs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         runs = self.layer.runs
         output = self._product(inputs, bias, runs)
-        if runs:
-            self._adapters.add(output, inputs, self._parts, runs)
+        if len(runs):
+            self._adapters.add(output, inputs, self._table, runs)
         return output
 
     def fold(self, left_OC: torch.Tensor, right_IC: torch.Tensor) -> None:
@@ -124,14 +122,14 @@ class _Linear:
             weight[part.first_row : part.first_row + part.num_rows].addmm_(left, right.T)
         self._working = internals.cpu_product(weight)
 
-    def _product(self, inputs: torch.Tensor, bias: torch.Tensor | None, runs: Sequence[internals.Run]) -> torch.Tensor:
+    def _product(self, inputs: torch.Tensor, bias: torch.Tensor | None, runs: np.ndarray) -> torch.Tensor:
         working = self._working
-        if working is None or not runs:
+        if working is None or not len(runs):
             return self.layer.base(inputs, bias)
-        if sum(end - start for _, start, end in runs) == len(inputs):
+        if (runs[:, 2] - runs[:, 1]).sum() == len(inputs):
             return working(inputs, bias)
         output = self.layer.base(inputs, bias)  # some tokens have no adapter
-        for _, start, end in runs:
+        for _, start, end in runs.tolist():
             output[start:end] = working(inputs[start:end], bias)
         return output
 

@@ -129,7 +129,8 @@ class VllmBackend:
 
         internals.check_version()
         internals.tolerate_llvmlite()
-        columns = bank.capacity + (bank.rank if self.capabilities.probe_columns else 0)
+        # On CPU the factors are kept beside the engine's adapters, which then need no columns.
+        columns = 1 if internals.on_cpu() else bank.capacity + (bank.rank if self.capabilities.probe_columns else 0)
         settings = {
             "model": layout.model,
             "dtype": self.dtype,

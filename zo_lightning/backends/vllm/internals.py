@@ -15,6 +15,7 @@ from multiprocessing.connection import wait
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from zo_lightning.core.types import Layout
@@ -24,7 +25,6 @@ SUPPORTED_VERSIONS = "0.32"
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what max_lora_rank accepts
 
 Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]  # of an input with a weight, plus a bias
-Run = tuple[int, int, int]  # adapter slot, first token, last token + 1
 
 
 def version_error(what: str) -> EngineError:
@@ -146,11 +146,7 @@ def _count_not_less(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 def _update_metadata(self: Any, *args: Any, **kwargs: Any) -> None:
     self.zo_update_metadata(*args, **kwargs)
     starts, lengths, slots, *_ = self.prefill_metadata
-    self.zo_runs = [
-        (slot, start, start + length)
-        for slot, start, length in zip(slots.tolist(), starts.tolist(), lengths.tolist(), strict=True)
-        if slot >= 0
-    ]
+    self.zo_runs = torch.stack((slots, starts, starts + lengths), dim=1)[slots >= 0].long().numpy()
 
 
 def fail_when_dead(client: Any) -> None:
@@ -191,9 +187,9 @@ class AdapterLayer(NamedTuple):
         return weight
 
     @property
-    def runs(self) -> list[Run]:
-        """Which tokens of the batch that is being computed belong to which adapter; on CPU only."""
-        runs: list[Run] = self.layer.punica_wrapper.zo_runs
+    def runs(self) -> np.ndarray:
+        """Which tokens of the running batch have an adapter: rows of (slot, first token, last token + 1). CPU only."""
+        runs: np.ndarray = self.layer.punica_wrapper.zo_runs
         return runs
 
     def base(self, inputs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
