@@ -23,6 +23,7 @@ import torch
 from tests.examples import mixed_examples
 from zo_lightning.backends.dense import DenseBackend
 from zo_lightning.backends.fake import FakeBackend
+from zo_lightning.backends.packed import PackedBackend
 from zo_lightning.backends.vllm import VllmBackend
 from zo_lightning.core.types import (
     BankSpec,
@@ -172,5 +173,7 @@ def _make(row: Row) -> Any:
             return FakeBackend(max_points=2)
         case "dense":
             return DenseBackend(dtype=row.dtype, device="cpu", max_rows=16)  # type: ignore[arg-type]
+        case "packed":
+            return PackedBackend(dtype=row.dtype, device="cpu")  # type: ignore[arg-type]
         case _:
             return VllmBackend(dtype=row.dtype, process=row.process, max_length=256)  # type: ignore[arg-type]

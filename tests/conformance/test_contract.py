@@ -17,10 +17,11 @@ from zo_lightning.errors import ConfigError, EngineError, StaleVersionError
 ROWS = (
     Row("fake"),
     *(Row("dense", model) for model in TINY),
+    *(Row("packed", model) for model in TINY),
     *(Row("vllm", model) for model in TINY),
     Row("vllm", process="child"),
 )
-TOLERANCE = {"fake": 1e-12, "dense": 1e-5, "vllm": 1e-5}  # nats; a logit of 8 has steps of 1e-6
+TOLERANCE = {"fake": 1e-12, "dense": 1e-5, "packed": 1e-5, "vllm": 1e-5}  # nats; a logit of 8 has steps of 1e-6
 
 pytestmark = on_rows(*ROWS)
 

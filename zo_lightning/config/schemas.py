@@ -222,6 +222,16 @@ class DenseConf:
 
 
 @dataclass
+class PackedConf:
+    """The packed backend."""
+
+    _target_: str = MISSING
+    dtype: str = "auto"
+    device: str = "auto"
+    max_tokens: int = 8192
+
+
+@dataclass
 class FakeConf:
     """The fake backend."""
 
@@ -241,6 +251,7 @@ _SCHEMAS = {
     "base_sgd": SgdConf,
     "base_vllm": VllmConf,
     "base_dense": DenseConf,
+    "base_packed": PackedConf,
     "base_fake": FakeConf,
     "base_extras": ExtrasConf,
 }

@@ -13,9 +13,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixSpec:
-    """One trainable linear weight, named as the Hugging Face module that owns it, or one shard of it.
+    """One trainable weight, named as the Hugging Face module that owns it, or one shard of it.
 
-    ``first_row`` and ``first_col`` say where a shard begins in the whole matrix.
+    A vector is a parameter of one dimension, named as the parameter itself, with one column: its right factor is
+    (1, 0, ...), so that the first left column of a direction is a dense draw. ``first_row`` and ``first_col`` say where
+    a shard begins in the whole matrix.
     """
 
     name: str
@@ -23,6 +25,17 @@ class MatrixSpec:
     cols: int
     first_row: int = 0
     first_col: int = 0
+    vector: bool = False
+
+    @property
+    def parameter(self) -> str:
+        """The name of the parameter.
+
+        Examples:
+            >>> MatrixSpec(name="model.layers.0.mlp.up_proj", rows=4, cols=2).parameter
+            'model.layers.0.mlp.up_proj.weight'
+        """
+        return self.name if self.vector else f"{self.name}.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,251 @@
+"""Every function evaluation of a step in one forward pass of a transformers model, without a padded token.
+
+Shape suffixes: T tokens, S tokens whose logits are needed, K scored continuations, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+
+from zo_lightning.backends.digest import digest_weights
+from zo_lightning.backends.dtype import choose_dtype
+from zo_lightning.backends.packed import attention
+from zo_lightning.backends.packed.factors import Factors, keys_of
+from zo_lightning.backends.packed.linear import FactoredLinear, can_prepack
+from zo_lightning.backends.packed.ragged import Ragged, ragged, split
+from zo_lightning.backends.packed.tree import Tree, tree_of
+from zo_lightning.core.bank import LowRankBank, spans
+from zo_lightning.core.objective import observe
+from zo_lightning.core.roles import Direction, Update
+from zo_lightning.core.types import (
+    BankSpec,
+    BaseDigest,
+    Capabilities,
+    EvalRequest,
+    Example,
+    Layout,
+    Observation,
+    Point,
+    Score,
+    StepRecord,
+)
+from zo_lightning.errors import ConfigError, EngineError
+
+MODEL_TYPES = ("llama", "opt", "qwen3")  # others may ask more of an attention than a mask: windows, sinks, caps
+
+
+class PackedBackend:
+    """A transformers model in this process, whose base stays frozen.
+
+    Args:
+        dtype: of the weights: ``auto`` is float32 on CPU and bfloat16 on GPU.
+        device: ``auto`` is the GPU where there is one.
+        max_tokens: tokens of one forward pass; a longer sequence still runs, alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+        device: str = "auto",
+        max_tokens: int = 8192,
+    ) -> None:
+        if max_tokens < 1:
+            raise ConfigError(f"`backend.max_tokens` must be at least 1, not {max_tokens}")
+        on_gpu = torch.cuda.is_available()
+        self.device = torch.device(("cuda" if on_gpu else "cpu") if device == "auto" else device)
+        self.dtype = choose_dtype(dtype, on_gpu=self.device.type == "cuda")
+        self._max_tokens = max_tokens
+        self._model: Any = None
+        self._bank: LowRankBank | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Any number of points and columns."""
+        return Capabilities(max_points=1 << 30, max_rank=1 << 30, provides=frozenset({"low_rank", "merge", "score"}))
+
+    @property
+    def version(self) -> int:
+        """The parameter version that requests must name."""
+        return self._opened().version
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a model is loaded."""
+        return self._bank is not None
+
+    def open(self, layout: Layout, direction: Direction, update: Update, bank: BankSpec) -> None:
+        """Load the model.
+
+        Raises:
+            EngineError: for a model of another kind.
+        """
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.disable_progress_bar()
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            layout.model, dtype=getattr(torch, self.dtype), local_files_only=True
+        )
+        self.adopt(model.to(self.device), layout, direction, update, bank)
+
+    def adopt(self, model: Any, layout: Layout, direction: Direction, update: Update, bank: BankSpec) -> None:
+        """Open on a model that is in memory already, on this backend's device and of its type.
+
+        The model is this backend's from now on: modules of it are replaced.
+
+        Raises:
+            EngineError: for a model of another kind.
+        """
+        if model.config.model_type not in MODEL_TYPES:
+            raise EngineError(
+                f"`backend=packed` runs {', '.join(MODEL_TYPES)}, not {model.config.model_type}: choose `backend=vllm` "
+                "or `backend=dense`"
+            )
+        attention.register()
+        model.set_attn_implementation(attention.NAME)
+        self._model = model.eval().requires_grad_(False)
+        self._bank = LowRankBank(bank, layout, direction, update, fold=self._fold, device=self.device)
+        self._factors = Factors(self._bank, getattr(torch, self.dtype))
+        prepack = can_prepack(self.device, getattr(torch, self.dtype))
+        self._linears = [
+            self._replace(matrix.name, place, prepack=prepack) for place, matrix in enumerate(layout.matrices)
+        ]
+
+    @torch.inference_mode()
+    def evaluate(self, requests: Sequence[EvalRequest]) -> tuple[Observation, ...]:
+        """Answers in order; all requests run together."""
+        for request in requests:
+            self._opened().check_version(request.point.version)
+            if not isinstance(request.objective, Score):
+                raise ConfigError("`backend=packed` scores options only: choose an objective that scores")
+        if not requests:
+            return ()
+        start = time.perf_counter()
+        points = list(dict.fromkeys(request.point for request in requests))
+        self._factors.program(points)
+        # Points with the same directions stand together.
+        groups = list(dict.fromkeys(map(keys_of, points)))
+        order = sorted(
+            range(len(requests)),
+            key=lambda i: (groups.index(keys_of(requests[i].point)), points.index(requests[i].point)),
+        )
+        trees: dict[Example, Tree] = {}
+        asked = [
+            (requests[i].point, trees.setdefault(example, tree_of(example)))
+            for i in order
+            for example in requests[i].examples
+        ]
+        logprobs = iter(self._score(asked))
+        seconds = (time.perf_counter() - start) / len(requests)
+        answers = {}
+        for i in order:
+            examples, objective = requests[i].examples, requests[i].objective
+            answers[i] = observe(
+                objective,
+                examples,
+                list(islice(logprobs, len(examples))),
+                tokens=sum(len(trees[example].tokens) for example in examples),
+                seconds=seconds,
+            )
+        return tuple(answers[i] for i in range(len(requests)))
+
+    @torch.inference_mode()
+    def infer(self, *groups: Sequence[Example]) -> list[tuple[float, ...]]:
+        """Option log-probabilities of every example, by the base alone: plain inference.
+
+        Args:
+            groups: what to ask, all at once; groups share nothing, as parameter points do not.
+        """
+        return self._score([(None, tree_of(example)) for group in groups for example in group])
+
+    def commit(self, record: StepRecord) -> None:
+        """Apply one record to the bank."""
+        self._opened().commit(record)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The bank's snapshot; with merged weights, those too."""
+        snapshot = self._opened().snapshot()
+        if self._opened().num_merged:
+            snapshot["merged"] = [linear.weight.cpu().clone() for linear in self._linears]
+        return snapshot
+
+    @torch.inference_mode()
+    def load(self, snapshot: dict[str, Any]) -> None:
+        """Restore a snapshot bit by bit."""
+        self._opened().load(snapshot)
+        for linear, merged in zip(self._linears, snapshot.get("merged", ()), strict=False):
+            linear.write(merged.to(linear.weight))
+
+    def digest(self) -> BaseDigest:
+        """Digest of all base weights.
+
+        Raises:
+            EngineError: if it did not cover every parameter of the model.
+        """
+        expected = self._opened().layout.num_parameters
+        matrices = self._opened().layout.matrices
+        named = [
+            (f"{matrix.name}.weight", linear.weight) for matrix, linear in zip(matrices, self._linears, strict=True)
+        ]
+        named += list(self._model.named_parameters())
+        covered = sum(parameter.numel() for _, parameter in named)
+        if covered != expected:
+            raise EngineError(f"the model shows {covered} parameters, its layout says {expected}")
+        return BaseDigest(hex=digest_weights(named), num_parameters=covered)
+
+    def close(self) -> None:
+        """Drop the model. Idempotent."""
+        self._model, self._bank, self._linears = None, None, []
+
+    def _opened(self) -> LowRankBank:
+        if self._bank is None:
+            raise EngineError("the packed backend is not open")
+        return self._bank
+
+    def _replace(self, name: str, place: int, *, prepack: bool) -> FactoredLinear:
+        parent, _, own = name.rpartition(".")
+        linear = FactoredLinear(self._model.get_submodule(name), self._factors, place, prepack=prepack)
+        setattr(self._model.get_submodule(parent), own, linear)
+        return linear
+
+    def _fold(self, left_OC: torch.Tensor, right_IC: torch.Tensor) -> None:
+        bank = self._opened()
+        for linear, rows, cols in zip(self._linears, bank.row_spans, bank.col_spans, strict=True):
+            weight = linear.weight
+            linear.write((weight.float() + left_OC[rows] @ right_IC[cols].T).to(weight.dtype))
+
+    def _score(self, asked: Sequence[tuple[Point | None, Tree]]) -> list[tuple[float, ...]]:
+        """Option log-probabilities of each tree at its point, in as many passes as ``max_tokens`` asks for."""
+        answers: list[tuple[float, ...]] = []
+        for part in split([len(tree.tokens) for _, tree in asked], self._max_tokens):
+            points, trees = zip(*asked[part], strict=True)
+            batch = ragged(trees, self.device)
+            answers += batch.option_logprobs(self._forward(batch, points).tolist())
+        return answers
+
+    def _forward(self, batch: Ragged, points: Sequence[Point | None]) -> torch.Tensor:
+        """Log-probabilities of all scored continuations, float32 [K]."""
+        self._factors.passes = self._passes(points, [len(tree.tokens) for tree in batch.trees])
+        hidden = self._model.model(
+            input_ids=batch.ids_T[None],
+            position_ids=batch.positions_T[None],
+            use_cache=False,
+            zo_plan=attention.plan(batch, getattr(torch, self.dtype)),
+        ).last_hidden_state
+        self._factors.passes = self._passes(points, batch.logit_counts)
+        logits_SV = self._model.lm_head(hidden[0, batch.logits_S]).float()
+        return logits_SV[batch.scored_rows_K, batch.scored_ids_K] - logits_SV.logsumexp(-1)[batch.scored_rows_K]
+
+    def _passes(self, points: Sequence[Point | None], counts: Sequence[int]) -> Any:
+        if points[0] is None:
+            return ()
+        totals: dict[Point, int] = {}
+        for point, count in zip(points, counts, strict=True):
+            totals[point] = totals.get(point, 0) + count
+        return self._factors.passes_of(list(totals), list(totals.values()))
