@@ -58,10 +58,11 @@ class Row:
     policy: str = "cyclic"
     dtype: str = "float32"
     process: str = "inline"
+    trainable: str = "linear"
 
     def __str__(self) -> str:
-        fields = (self.backend, self.model, self.policy, self.dtype, self.process)
-        return " ".join(f for f in fields if f not in ("cyclic", "float32", "inline"))
+        fields = (self.backend, self.model, self.policy, self.dtype, self.process, self.trainable)
+        return " ".join(f for f in fields if f not in ("cyclic", "float32", "inline", "linear"))
 
 
 class Opened:
@@ -115,7 +116,7 @@ class Opened:
 def oracle_of(row: Row) -> Opened:
     """The backend that a row is held against, opened once: another dense one, or another fake one."""
     kind = "fake" if row.backend == "fake" else "dense"
-    return Opened(Row(kind, row.model, row.policy))
+    return Opened(Row(kind, row.model, row.policy, trainable=row.trainable))
 
 
 def on_rows(*rows: Row) -> pytest.MarkDecorator:
@@ -153,13 +154,13 @@ def key_of(step: int, *, refresh_every: int = 3, index: int = 0) -> DirectionKey
 
 
 @functools.cache
-def prepared(model: str) -> PreparedModel:
-    return prepare_model(name=model, path=None, source=model)  # type: ignore[arg-type]
+def prepared(model: str, trainable: str = "linear") -> PreparedModel:
+    return prepare_model(name=model, path=None, source=model, trainable=trainable)  # type: ignore[arg-type]
 
 
 def model_of(row: Row) -> tuple[Layout, tuple[Example, ...]]:
     """Layout and examples of a row's model; the fake one has two matrices and takes any tokens."""
-    model = prepared(row.model)
+    model = prepared(row.model, row.trainable)
     examples = mixed_examples(model.folder)
     if row.backend != "fake":
         return model.layout, examples

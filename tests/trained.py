@@ -19,7 +19,7 @@ from zo_lightning.data import ExampleDataModule
 from zo_lightning.directions import LowRank
 from zo_lightning.estimators import Spsa
 from zo_lightning.export import Learned, read_checkpoint, write_adapter, write_merged
-from zo_lightning.models import linear_layout
+from zo_lightning.models import trainable_layout
 from zo_lightning.modules import ZOModule
 from zo_lightning.queries import Antithetic
 from zo_lightning.updates import Sgd
@@ -59,7 +59,7 @@ class Trained:
     ) -> None:
         found = prepared(model)
         self.folder, self.model = folder, path or found.folder
-        self.layout, self.examples = linear_layout(self.model), mixed_examples(found.folder)
+        self.layout, self.examples = trainable_layout(self.model), mixed_examples(found.folder)
         cycle = slots if policy == "cyclic" else None
         self.method = Method(
             direction=LowRank(rank=rank, refresh_every=_REFRESH_EVERY, cycle=cycle, scale="1/sqrt(r)"),

@@ -17,7 +17,9 @@ from zo_lightning.errors import ConfigError, EngineError, StaleVersionError
 ROWS = (
     Row("fake"),
     *(Row("dense", model) for model in TINY),
+    *(Row("dense", model, trainable="all") for model in TINY),
     *(Row("packed", model) for model in TINY),
+    *(Row("packed", model, trainable="all") for model in TINY),
     *(Row("vllm", model) for model in TINY),
     Row("vllm", process="child"),
 )

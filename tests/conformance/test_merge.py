@@ -11,7 +11,12 @@ from tests.backends import EPS, SEED, STAGES, Opened, Row, on_rows, oracle_of
 from zo_lightning.core.types import DirectionKey
 from zo_lightning.errors import ConfigError
 
-MERGING = (Row("dense", policy="merge"), Row("packed", policy="merge"), Row("vllm", policy="merge"))
+MERGING = (
+    Row("dense", policy="merge"),
+    Row("packed", policy="merge"),
+    Row("packed", "tiny-opt", policy="merge", trainable="all"),
+    Row("vllm", policy="merge"),
+)
 TOLERANCE = 1e-5
 
 

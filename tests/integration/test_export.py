@@ -34,7 +34,7 @@ from zo_lightning.config import register
 from zo_lightning.core.types import Example
 from zo_lightning.errors import ConfigError
 from zo_lightning.export.peft import served_rank
-from zo_lightning.models import linear_layout
+from zo_lightning.models import trainable_layout
 
 TOLERANCE = 1e-4
 MATTERS = 0.1  # how far the base alone must be from what was trained
@@ -116,7 +116,7 @@ def test_another_base_is_refused(tmp_path: Path):
     model.model.norm.weight.data[0] += 1e-6  # outside the matrices
     model.save_pretrained(other)
     with pytest.raises(ConfigError, match=r"digest.*`model\.path`"):
-        run.learned(layout=linear_layout(other))
+        run.learned(layout=trainable_layout(other))
     with pytest.raises(ConfigError, match="other matrices"):
         run.learned(layout=prepared("tiny-opt").layout)
     direction = replace(run.method.direction, scale="none")

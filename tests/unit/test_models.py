@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig, Pretraine
 
 import zo_lightning
 from zo_lightning.errors import ConfigError, DataError
-from zo_lightning.models import hub, linear_layout, load_tokenizer, prepare_model, smollm2, tiny
+from zo_lightning.models import hub, load_tokenizer, prepare_model, smollm2, tiny, trainable_layout
 from zo_lightning.models.cache import build_once, cache_root
 from zo_lightning.models.prepare import HUB_NAME, PreparedModel, Source
 
@@ -176,7 +176,7 @@ def test_the_context_is_the_smaller_of_the_models_and_the_given(cache_dir: str) 
 )
 def test_layouts_of_real_sizes(config: PretrainedConfig, num_parameters: int, names: list[str], tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
-    layout = linear_layout(tmp_path)
+    layout = trainable_layout(tmp_path)
     assert layout.num_parameters == num_parameters
     assert [layout.matrices[0].name, layout.matrices[-1].name] == names
     per_layer = 6 if config.model_type == "opt" else 7
@@ -188,7 +188,7 @@ def test_layouts_of_real_sizes(config: PretrainedConfig, num_parameters: int, na
 def test_a_config_that_is_no_language_model_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(DataError, match=r"model\.path"):
-        linear_layout(tmp_path)
+        trainable_layout(tmp_path)
 
 
 # --- configuration files

@@ -33,6 +33,7 @@ from zo_lightning.core.types import (
 )
 from zo_lightning.errors import ConfigError, EngineError
 
+_PROVIDES = frozenset({"low_rank", "merge", "score", "vectors"})
 Row = tuple[tuple[int, ...], int]  # token ids and how many of the last ones are the option
 
 
@@ -64,7 +65,7 @@ class DenseBackend:
     @property
     def capabilities(self) -> Capabilities:
         """Any number of points and columns: they are written one after another."""
-        return Capabilities(max_points=1 << 30, max_rank=1 << 30, provides=frozenset({"low_rank", "merge", "score"}))
+        return Capabilities(max_points=1 << 30, max_rank=1 << 30, provides=_PROVIDES)
 
     @property
     def version(self) -> int:
@@ -86,7 +87,7 @@ class DenseBackend:
             layout.model, dtype=getattr(torch, self.dtype), local_files_only=True
         )
         self._model = model.to(self.device).eval().requires_grad_(False)
-        self._weights = [self._model.get_submodule(matrix.name).weight for matrix in layout.matrices]
+        self._weights = [self._model.get_parameter(matrix.parameter) for matrix in layout.matrices]
         self._base = [weight.clone() for weight in self._weights]
         self._bank = LowRankBank(bank, layout, direction, update, fold=self._fold, device=self.device)
 
@@ -160,7 +161,7 @@ class DenseBackend:
         bank = self._opened()
         left_OC, right_IC = bank.point_left(point), bank.right_IC
         for weight, base, rows, cols in zip(self._weights, self._base, bank.row_spans, bank.col_spans, strict=True):
-            weight.copy_(base.float() + left_OC[rows] @ right_IC[cols].T)
+            weight.copy_(base.float() + (left_OC[rows] @ right_IC[cols].T).view_as(base))
 
     def _restore(self) -> None:
         for weight, base in zip(self._weights, self._base, strict=True):
@@ -169,7 +170,7 @@ class DenseBackend:
     def _fold(self, left_OC: torch.Tensor, right_IC: torch.Tensor) -> None:
         bank = self._opened()
         for base, rows, cols in zip(self._base, bank.row_spans, bank.col_spans, strict=True):
-            base.copy_(base.float() + left_OC[rows] @ right_IC[cols].T)
+            base.copy_(base.float() + (left_OC[rows] @ right_IC[cols].T).view_as(base))
         self._restore()
 
     def _option_logprobs(self, rows: Sequence[Row]) -> Iterator[float]:

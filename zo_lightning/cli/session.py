@@ -161,11 +161,16 @@ def prepared_model(config: DictConfig) -> PreparedModel:
     from zo_lightning.models import prepare_model
 
     keys = ("name", "path", "source", "revision", "max_length", "cache_dir")
-    return prepare_model(**{key: config.model[key] for key in keys})
+    return prepare_model(**{key: config.model[key] for key in keys}, trainable=config.model.trainable.value)
 
 
 def build_method(config: DictConfig, capabilities: Capabilities) -> tuple[Method, BankSpec]:
     """The four roles and the bank, checked against each other and the backend."""
+    if config.model.trainable.value == "all" and "vectors" not in capabilities.provides:
+        raise ConfigError(
+            "`model.trainable=all` changes norms, biases and embeddings, which this `backend` cannot: set "
+            "`backend=packed` or `backend=dense`, or leave `model.trainable=linear`"
+        )
     direction = instantiate(config.direction)
     bank = bank_spec(config, direction, capabilities)
     method = Method(

@@ -39,9 +39,10 @@ class Format(Enum):
 
 
 class Trainable(Enum):
-    """Which parameters a run changes: so far only the decoder's linear layers, as adapters carry no others."""
+    """Which parameters a run changes: the decoder's linear layers, which adapters carry, or all."""
 
     linear = "linear"
+    all = "all"
 
 
 @dataclass

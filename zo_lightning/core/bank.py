@@ -44,7 +44,9 @@ def check_version(asked: int, held: int) -> None:
 def check_matrices(snapshot: dict[str, Any], layout: Layout) -> None:
     """Raise ``ConfigError`` unless a snapshot is of the matrices of a layout."""
     if snapshot["matrices"] != [[m.name, m.rows, m.cols] for m in layout.matrices]:
-        raise ConfigError("the checkpoint is of a model with other matrices: set `model` as it was trained")
+        raise ConfigError(
+            "the checkpoint is of a model with other matrices: set `model`, and `model.trainable`, as it was trained"
+        )
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

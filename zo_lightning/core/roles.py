@@ -27,7 +27,8 @@ class Direction(Protocol):
 
     A direction of matrix ``W`` (rows O, columns I) is ``U_OR @ V_IR.T``. Factors come stacked over
     all matrices of the layout, so one call serves the whole model. A layout may be of shards: their rows and columns
-    are those of the whole matrices' factors from ``first_row`` and ``first_col`` on, bit by bit.
+    are those of the whole matrices' factors from ``first_row`` and ``first_col`` on, bit by bit. Of a vector the right
+    factor is (1, 0, ...), and the left one zero behind its first column.
 
     A direction is a frozen dataclass: its init fields, plain values, are its recipe in other processes. ``cycle`` is
     one of them: the number of stages after which right factors come round again, set for a bank that reuses its slots.

@@ -47,6 +47,11 @@ class Layout:
     num_parameters: int  # of the whole model, tied weights once: what a digest of the base must cover
 
     @property
+    def has_vectors(self) -> bool:
+        """Whether more than linear weights is trained, which adapters cannot carry."""
+        return any(matrix.vector for matrix in self.matrices)
+
+    @property
     def num_rows(self) -> int:
         """Sum of the matrices' rows: the height of the stacked left factors."""
         return sum(matrix.rows for matrix in self.matrices)
@@ -220,5 +225,5 @@ class Capabilities:
 
     max_points: int
     max_rank: int
-    provides: frozenset[str] = field(default_factory=frozenset)  # "low_rank", "merge", "score", "generate"
+    provides: frozenset[str] = field(default_factory=frozenset)  # "low_rank", "merge", "score", "generate", "vectors"
     probe_columns: bool = False  # probes take their own rank columns (half-precision factors)

@@ -19,6 +19,8 @@ _UNMEASURED = 1 << 15  # index offset of a left factor that no probe has seen
 class LowRank:
     """``d = scale * U V^T`` with ``U ~ N(0, 1)`` every step and ``V ~ N(0, 1)`` every ``refresh_every`` steps.
 
+    A vector's direction is a dense draw: the first column of its U, to which ``scale`` does not apply.
+
     Args:
         rank: columns of U and V.
         refresh_every: steps of a stage (nu), over which V stays.
@@ -73,11 +75,15 @@ class LowRank:
             device=device,
         ).view(-1, self.rank)
         factor = {"none": 1.0, "1/r": 1 / self.rank, "1/sqrt(r)": 1 / math.sqrt(self.rank)}[self.scale]
-        return left_OR if factor == 1.0 else left_OR * factor
+        if not layout.has_vectors:
+            return left_OR if factor == 1.0 else left_OR * factor
+        vector_O = _vectors(layout, [matrix.rows for matrix in layout.matrices], device)
+        left_OR[vector_O, 1:] = 0.0
+        return torch.where(vector_O[:, None], left_OR, left_OR * factor)
 
     def right(self, key: DirectionKey, layout: Layout, device: torch.device) -> torch.Tensor:
         """V_IR, float32 [layout.num_cols, rank]."""
-        return rng.normals(
+        right_IR = rng.normals(
             key.seed,
             rng.ROLE_RIGHT,
             step=key.stage,
@@ -86,3 +92,13 @@ class LowRank:
             starts=tuple(matrix.first_col * self.rank for matrix in layout.matrices),
             device=device,
         ).view(-1, self.rank)
+        if layout.has_vectors:
+            vector_I = _vectors(layout, [matrix.cols for matrix in layout.matrices], device)
+            right_IR[vector_I] = torch.eye(1, self.rank, device=device)
+        return right_IR
+
+
+def _vectors(layout: Layout, counts: list[int], device: torch.device) -> torch.Tensor:
+    """Which of the stacked rows, or columns, belong to vectors."""
+    vector = torch.tensor([matrix.vector for matrix in layout.matrices])
+    return vector.repeat_interleave(torch.tensor(counts)).to(device)

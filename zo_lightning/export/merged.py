@@ -28,8 +28,8 @@ def write_merged(folder: Path, learned: Learned) -> dict[str, Any]:
     base = learned.base.folder
     model: Any = AutoModelForCausalLM.from_pretrained(base, dtype="auto", local_files_only=True)
     for (matrix, left_OR, right_IR), start in zip_longest(learned.factors(), learned.merged):
-        weight = model.get_submodule(matrix.name).weight
-        weight.copy_((weight if start is None else start).float() + left_OR @ right_IR.T)
+        weight = model.get_parameter(matrix.parameter)
+        weight.copy_((weight if start is None else start).float() + (left_OR @ right_IR.T).view_as(weight))
     model.save_pretrained(folder)
     load_tokenizer(base).save_pretrained(folder)
     about = learned.about() | {"dtype": str(model.dtype).removeprefix("torch.")}

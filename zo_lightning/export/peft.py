@@ -36,9 +36,9 @@ def write_adapter(folder: Path, learned: Learned) -> dict[str, Any]:
         What was written, as plain values.
 
     Raises:
-        ConfigError: if the run has merged factors into the base, which an adapter of that base cannot hold.
+        ConfigError: for what an adapter cannot hold: trained vectors, and factors merged into the base.
     """
-    _check_unmerged(learned)
+    _check_adapter(learned)
     tensors = {}
     for matrix, left_OR, right_IR in learned.factors():
         tensors[f"base_model.model.{matrix.name}.lora_A.weight"] = right_IR.T.contiguous()
@@ -54,7 +54,12 @@ def write_adapter(folder: Path, learned: Learned) -> dict[str, Any]:
     return about
 
 
-def _check_unmerged(learned: Learned) -> None:
+def _check_adapter(learned: Learned) -> None:
+    if learned.bank.layout.has_vectors:
+        raise ConfigError(
+            "`model.trainable=all` has trained norms, biases and embeddings, which an adapter cannot hold: export with "
+            "`format=merged`"
+        )
     if learned.bank.num_merged:
         raise ConfigError(
             "`bank.policy=merge` has written full slots into the base weights, which an adapter of the base cannot "

@@ -15,7 +15,7 @@ from zo_lightning.errors import ConfigError, DataError
 from zo_lightning.models import hub, smollm2, tiny
 from zo_lightning.models.cache import build_once
 from zo_lightning.models.folder import missing_parts
-from zo_lightning.models.layout import linear_layout, load_config
+from zo_lightning.models.layout import Trainable, load_config, trainable_layout
 
 Source = Literal["hub", "smollm2", "tiny-llama", "tiny-qwen3", "tiny-opt"]
 
@@ -41,6 +41,7 @@ def prepare_model(
     revision: str | None = None,
     max_length: int | None = None,
     cache_dir: str | None = None,
+    trainable: Trainable = "linear",
 ) -> PreparedModel:
     """Have the model on the local disk, check that it is whole, and read its layout.
 
@@ -52,6 +53,7 @@ def prepare_model(
         max_length: upper limit of the context in tokens; None takes the model's own.
         cache_dir: where converted and tiny models are kept (default: ``ZO_LIGHTNING_CACHE``, else
             ``~/.cache/zo_lightning``). Downloads stay in the hub's own cache.
+        trainable: what the layout lists: ``linear`` or ``all``.
 
     Raises:
         DataError: if the model cannot be had or its folder is not whole.
@@ -67,9 +69,8 @@ def prepare_model(
             "complete copy of a Hugging Face model"
         )
     context = load_config(folder).max_position_embeddings
-    return PreparedModel(
-        name=name, folder=folder, layout=linear_layout(folder), max_length=min(context, max_length or context)
-    )
+    layout = trainable_layout(folder, trainable)
+    return PreparedModel(name=name, folder=folder, layout=layout, max_length=min(context, max_length or context))
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

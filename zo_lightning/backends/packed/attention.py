@@ -24,10 +24,10 @@ _TILE = {"cpu": 64, "cuda": 1024}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """Consecutive tokens of whole sequences; without a mask, one causal sequence."""
+    """Consecutive tokens of whole sequences with a mask [T, T] that is added; without one, a single causal sequence."""
 
     tokens: slice
-    mask_TT: torch.Tensor | None
+    mask: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Plan:
 
 def plan(batch: Ragged, dtype: torch.dtype) -> Plan:
     """The plan of a batch for a model of type ``dtype``."""
-    device = batch.ids_T.device
+    device = batch.ids.device
     lengths = [len(tree.tokens) for tree in batch.trees]
     if _has_varlen(device, dtype) and not any(tree.branches for tree in batch.trees):
         bounds = torch.tensor(batch.bounds, dtype=torch.int32, device=device)
@@ -70,8 +70,8 @@ def packed_attention(
             query_1HTD[:, :, tile.tokens],
             key_1GTD[:, :, tile.tokens],
             value_1GTD[:, :, tile.tokens],
-            attn_mask=tile.mask_TT,
-            is_causal=tile.mask_TT is None,
+            attn_mask=tile.mask,
+            is_causal=tile.mask is None,
             scale=scaling,
             enable_gqa=grouped,
         ).transpose(1, 2)
@@ -116,7 +116,7 @@ def _tile(batch: Ragged, own: slice, dtype: torch.dtype) -> Tile:
     trees = batch.trees[own]
     tokens = slice(batch.bounds[own.start], batch.bounds[own.stop])
     if len(trees) == 1 and not trees[0].branches:
-        return Tile(tokens=tokens, mask_TT=None)
+        return Tile(tokens=tokens, mask=None)
     lengths = torch.tensor([len(tree.tokens) for tree in trees])
     sequence_T = torch.arange(len(trees)).repeat_interleave(lengths)
     sees_TT = (sequence_T[:, None] == sequence_T).tril()
@@ -125,7 +125,7 @@ def _tile(batch: Ragged, own: slice, dtype: torch.dtype) -> Tile:
             _branch(sees_TT, tree.parents, start - tokens.start, tree.logits_from + 1)
     # Added, not boolean: SDPA would convert it in every layer.
     mask_TT = torch.zeros(sees_TT.shape, dtype=dtype).masked_fill_(~sees_TT, float("-inf"))
-    return Tile(tokens=tokens, mask_TT=mask_TT.to(batch.ids_T.device))
+    return Tile(tokens=tokens, mask=mask_TT.to(batch.ids.device))
 
 
 def _branch(sees_TT: torch.Tensor, parents: tuple[int, ...], start: int, first: int) -> None:

@@ -16,10 +16,11 @@ from zo_lightning.backends.digest import digest_weights
 from zo_lightning.backends.dtype import choose_dtype
 from zo_lightning.backends.packed import attention
 from zo_lightning.backends.packed.factors import Factors, keys_of
-from zo_lightning.backends.packed.linear import FactoredLinear, can_prepack
+from zo_lightning.backends.packed.modules import install
 from zo_lightning.backends.packed.ragged import Ragged, ragged, split
 from zo_lightning.backends.packed.tree import Tree, tree_of
-from zo_lightning.core.bank import LowRankBank, spans
+from zo_lightning.backends.packed.weights import Weight, can_prepack
+from zo_lightning.core.bank import LowRankBank
 from zo_lightning.core.objective import observe
 from zo_lightning.core.roles import Direction, Update
 from zo_lightning.core.types import (
@@ -36,6 +37,7 @@ from zo_lightning.core.types import (
 )
 from zo_lightning.errors import ConfigError, EngineError
 
+_PROVIDES = frozenset({"low_rank", "merge", "score", "vectors"})
 MODEL_TYPES = ("llama", "opt", "qwen3")  # others may ask more of an attention than a mask: windows, sinks, caps
 
 
@@ -63,11 +65,12 @@ class PackedBackend:
         self._max_tokens = max_tokens
         self._model: Any = None
         self._bank: LowRankBank | None = None
+        self._weights: dict[str, Weight] = {}
 
     @property
     def capabilities(self) -> Capabilities:
         """Any number of points and columns."""
-        return Capabilities(max_points=1 << 30, max_rank=1 << 30, provides=frozenset({"low_rank", "merge", "score"}))
+        return Capabilities(max_points=1 << 30, max_rank=1 << 30, provides=_PROVIDES)
 
     @property
     def version(self) -> int:
@@ -112,10 +115,9 @@ class PackedBackend:
         self._model = model.eval().requires_grad_(False)
         self._bank = LowRankBank(bank, layout, direction, update, fold=self._fold, device=self.device)
         self._factors = Factors(self._bank, getattr(torch, self.dtype))
-        prepack = can_prepack(self.device, getattr(torch, self.dtype))
-        self._linears = [
-            self._replace(matrix.name, place, prepack=prepack) for place, matrix in enumerate(layout.matrices)
-        ]
+        self._weights = install(
+            model, layout, self._factors, prepack=can_prepack(self.device, getattr(torch, self.dtype))
+        )
 
     @torch.inference_mode()
     def evaluate(self, requests: Sequence[EvalRequest]) -> tuple[Observation, ...]:
@@ -172,15 +174,15 @@ class PackedBackend:
         """The bank's snapshot; with merged weights, those too."""
         snapshot = self._opened().snapshot()
         if self._opened().num_merged:
-            snapshot["merged"] = [linear.weight.cpu().clone() for linear in self._linears]
+            snapshot["merged"] = [weight.read().cpu().clone() for weight in self._trained()]
         return snapshot
 
     @torch.inference_mode()
     def load(self, snapshot: dict[str, Any]) -> None:
         """Restore a snapshot bit by bit."""
         self._opened().load(snapshot)
-        for linear, merged in zip(self._linears, snapshot.get("merged", ()), strict=False):
-            linear.write(merged.to(linear.weight))
+        for weight, merged in zip(self._trained(), snapshot.get("merged", ()), strict=False):
+            weight.write(merged.to(device=self.device, dtype=getattr(torch, self.dtype)))
 
     def digest(self) -> BaseDigest:
         """Digest of all base weights.
@@ -189,11 +191,7 @@ class PackedBackend:
             EngineError: if it did not cover every parameter of the model.
         """
         expected = self._opened().layout.num_parameters
-        matrices = self._opened().layout.matrices
-        named = [
-            (f"{matrix.name}.weight", linear.weight) for matrix, linear in zip(matrices, self._linears, strict=True)
-        ]
-        named += list(self._model.named_parameters())
+        named = [(name, weight.read()) for name, weight in self._weights.items()]
         covered = sum(parameter.numel() for _, parameter in named)
         if covered != expected:
             raise EngineError(f"the model shows {covered} parameters, its layout says {expected}")
@@ -201,24 +199,21 @@ class PackedBackend:
 
     def close(self) -> None:
         """Drop the model. Idempotent."""
-        self._model, self._bank, self._linears = None, None, []
+        self._model, self._bank, self._weights = None, None, {}
 
     def _opened(self) -> LowRankBank:
         if self._bank is None:
             raise EngineError("the packed backend is not open")
         return self._bank
 
-    def _replace(self, name: str, place: int, *, prepack: bool) -> FactoredLinear:
-        parent, _, own = name.rpartition(".")
-        linear = FactoredLinear(self._model.get_submodule(name), self._factors, place, prepack=prepack)
-        setattr(self._model.get_submodule(parent), own, linear)
-        return linear
+    def _trained(self) -> list[Weight]:
+        return [self._weights[matrix.parameter] for matrix in self._opened().layout.matrices]
 
     def _fold(self, left_OC: torch.Tensor, right_IC: torch.Tensor) -> None:
         bank = self._opened()
-        for linear, rows, cols in zip(self._linears, bank.row_spans, bank.col_spans, strict=True):
-            weight = linear.weight
-            linear.write((weight.float() + left_OC[rows] @ right_IC[cols].T).to(weight.dtype))
+        for weight, rows, cols in zip(self._trained(), bank.row_spans, bank.col_spans, strict=True):
+            plain = weight.read()
+            weight.write((plain.float() + (left_OC[rows] @ right_IC[cols].T).view_as(plain)).to(plain.dtype))
 
     def _score(self, asked: Sequence[tuple[Point | None, Tree]]) -> list[tuple[float, ...]]:
         """Option log-probabilities of each tree at its point, in as many passes as ``max_tokens`` asks for."""
@@ -233,14 +228,14 @@ class PackedBackend:
         """Log-probabilities of all scored continuations, float32 [K]."""
         self._factors.passes = self._passes(points, [len(tree.tokens) for tree in batch.trees])
         hidden = self._model.model(
-            input_ids=batch.ids_T[None],
-            position_ids=batch.positions_T[None],
+            input_ids=batch.ids[None],
+            position_ids=batch.positions[None],
             use_cache=False,
             zo_plan=attention.plan(batch, getattr(torch, self.dtype)),
         ).last_hidden_state
         self._factors.passes = self._passes(points, batch.logit_counts)
-        logits_SV = self._model.lm_head(hidden[0, batch.logits_S]).float()
-        return logits_SV[batch.scored_rows_K, batch.scored_ids_K] - logits_SV.logsumexp(-1)[batch.scored_rows_K]
+        logits_SV = self._model.lm_head(hidden[0, batch.logits]).float()
+        return logits_SV[batch.scored_rows, batch.scored_ids] - logits_SV.logsumexp(-1)[batch.scored_rows]
 
     def _passes(self, points: Sequence[Point | None], counts: Sequence[int]) -> Any:
         if points[0] is None:

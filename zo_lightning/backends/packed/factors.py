@@ -45,7 +45,7 @@ class Pass:
 
     tokens: slice
     columns: Columns
-    scale_TX: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
 
 
 class Factors:
@@ -87,7 +87,7 @@ class Factors:
                 Pass(
                     tokens=slice(members[0][2].start, members[-1][2].stop),
                     columns=columns,
-                    scale_TX=self._scale([(point, count) for point, count, _ in members]) if keys else None,
+                    scale=self._scale([(point, count) for point, count, _ in members]) if keys else None,
                 )
             )
         return tuple(p for p in passes if p.columns.right[0].shape[0])
@@ -95,12 +95,24 @@ class Factors:
     def add(self, matrix: int, input_TI: torch.Tensor, output_TO: torch.Tensor) -> torch.Tensor:
         """Add ``input @ change^T`` of one matrix to an output, in place."""
         for each in self.passes:
-            columns = each.columns
-            hidden_TC = input_TI[each.tokens] @ columns.right[matrix].T
-            if each.scale_TX is not None:
-                hidden_TC[:, -columns.num_scaled :] *= each.scale_TX
-            output_TO[each.tokens].addmm_(hidden_TC, columns.left[matrix].T)
+            hidden_TC = input_TI[each.tokens] @ each.columns.right[matrix].T
+            output_TO[each.tokens].addmm_(_scaled(each, hidden_TC), each.columns.left[matrix].T)
         return output_TO
+
+    def vector(self, place: int, num_tokens: int) -> torch.Tensor:
+        """What is added to a vector of the layout, at each token's point: float32 [T, O]."""
+        rows = self._bank.layout.matrices[place].rows
+        ones_T1 = torch.ones(num_tokens, 1, device=self._bank.device)
+        return self.add(place, ones_T1, ones_T1.new_zeros(num_tokens, rows))
+
+    def rows(self, matrix: int, ids_T: torch.Tensor) -> torch.Tensor:
+        """What is added to rows of a matrix, each at its token's point: [T, I]."""
+        cols = self._bank.layout.matrices[matrix].cols
+        output_TI = torch.zeros(len(ids_T), cols, dtype=self._dtype, device=self._bank.device)
+        for each in self.passes:
+            hidden_TC = each.columns.left[matrix][ids_T[each.tokens]]
+            output_TI[each.tokens].addmm_(_scaled(each, hidden_TC), each.columns.right[matrix])
+        return output_TI
 
     def _draw(self, key: DirectionKey) -> Drawn:
         ((slot, left_OR),) = self._bank.probes(Point(version=self._bank.version, terms=((key, 1.0),))).items()
@@ -137,3 +149,9 @@ class Factors:
         coefficients = torch.tensor([[c for _, c in point.terms] for point, _ in points], device=self._bank.device)
         counts = torch.tensor([count for _, count in points], device=self._bank.device)
         return coefficients.repeat_interleave(self._bank.spec.rank, 1).repeat_interleave(counts, 0)
+
+
+def _scaled(each: Pass, hidden_TC: torch.Tensor) -> torch.Tensor:
+    if each.scale is not None:
+        hidden_TC[:, -each.columns.num_scaled :] *= each.scale
+    return hidden_TC

@@ -23,11 +23,11 @@ class Ragged:
 
     trees: tuple[Tree, ...]
     bounds: tuple[int, ...]
-    ids_T: torch.Tensor
-    positions_T: torch.Tensor
-    logits_S: torch.Tensor
-    scored_rows_K: torch.Tensor
-    scored_ids_K: torch.Tensor
+    ids: torch.Tensor
+    positions: torch.Tensor
+    logits: torch.Tensor
+    scored_rows: torch.Tensor
+    scored_ids: torch.Tensor
 
     @property
     def logit_counts(self) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ def ragged(trees: Sequence[Tree], device: torch.device) -> Ragged:
         >>> from zo_lightning.backends.packed.tree import tree_of
         >>> examples = [Example(prompt=p, options=((1,), (2,)), label=0) for p in ((7,), (8, 9))]
         >>> batch = ragged([tree_of(example) for example in examples], torch.device("cpu"))
-        >>> batch.ids_T.tolist(), batch.logits_S.tolist(), batch.scored_rows_K.tolist()
+        >>> batch.ids.tolist(), batch.logits.tolist(), batch.scored_rows.tolist()
         ([7, 8, 9], [0, 2], [0, 0, 1, 1])
     """
     bounds = (0, *accumulate(len(tree.tokens) for tree in trees))
@@ -67,11 +67,11 @@ def ragged(trees: Sequence[Tree], device: torch.device) -> Ragged:
     return Ragged(
         trees=tuple(trees),
         bounds=bounds,
-        ids_T=tensor([token for tree in trees for token in tree.tokens]),
-        positions_T=tensor([position for tree in trees for position in tree.positions]),
-        logits_S=tensor(logits),
-        scored_rows_K=tensor(rows),
-        scored_ids_K=tensor(ids),
+        ids=tensor([token for tree in trees for token in tree.tokens]),
+        positions=tensor([position for tree in trees for position in tree.positions]),
+        logits=tensor(logits),
+        scored_rows=tensor(rows),
+        scored_ids=tensor(ids),
     )
 
 

@@ -115,8 +115,13 @@ class VllmBackend:
         """Start the engine and build the bank in its worker.
 
         Raises:
+            ConfigError: for a layout with vectors.
             EngineError: if vLLM is missing, is another version or does not hold the model as expected.
         """
+        if layout.has_vectors:
+            raise ConfigError(
+                "`model.trainable=all` needs `backend=packed` or `backend=dense`: adapters carry no vectors"
+            )
         _set_environment(self.process, self._kv_cache_gib, self._engine_args.get("tensor_parallel_size", 1))
         try:
             from vllm import LLM
