@@ -42,11 +42,10 @@ class Plan:
 def plan(batch: Ragged, dtype: torch.dtype) -> Plan:
     """The plan of a batch for a model of type ``dtype``."""
     device = batch.ids.device
-    lengths = [len(tree.tokens) for tree in batch.trees]
     if _has_varlen(device, dtype) and not any(tree.branches for tree in batch.trees):
         bounds = torch.tensor(batch.bounds, dtype=torch.int32, device=device)
-        return Plan(bounds=bounds, longest=max(lengths))
-    return Plan(tiles=tuple(_tile(batch, own, dtype) for own in split(lengths, _TILE[device.type])))
+        return Plan(bounds=bounds, longest=max(batch.lengths))
+    return Plan(tiles=tuple(_tile(batch, own, dtype) for own in split(batch.lengths, _TILE[device.type])))
 
 
 def packed_attention(
@@ -62,7 +61,7 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls in every layer; returns [1, T, H, D]."""
     if zo_plan.bounds is not None:
-        return _varlen(query_1HTD, key_1GTD, value_1GTD, scaling, zo_plan), None
+        return _varlen(query_1HTD, key_1GTD, value_1GTD, scaling, zo_plan.bounds, zo_plan.longest), None
     grouped = query_1HTD.shape[1] != key_1GTD.shape[1]
     output_1THD = torch.empty_like(query_1HTD.transpose(1, 2), memory_format=torch.contiguous_format)
     for tile in zo_plan.tiles:
@@ -93,7 +92,12 @@ def _has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _varlen(
-    query_1HTD: torch.Tensor, key_1GTD: torch.Tensor, value_1GTD: torch.Tensor, scaling: float, plan: Plan
+    query_1HTD: torch.Tensor,
+    key_1GTD: torch.Tensor,
+    value_1GTD: torch.Tensor,
+    scaling: float,
+    bounds: torch.Tensor,
+    longest: int,
 ) -> torch.Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
@@ -101,14 +105,15 @@ def _varlen(
         query_1HTD[0].transpose(0, 1),
         key_1GTD[0].transpose(0, 1),
         value_1GTD[0].transpose(0, 1),
-        plan.bounds,
-        plan.bounds,
-        plan.longest,
-        plan.longest,
+        bounds,
+        bounds,
+        longest,
+        longest,
         scale=scaling,
         window_size=(-1, 0),
         enable_gqa=query_1HTD.shape[1] != key_1GTD.shape[1],
     )
+    assert isinstance(output_THD, torch.Tensor)
     return output_THD[None]
 
 

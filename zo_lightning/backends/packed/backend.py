@@ -1,7 +1,4 @@
-"""Every function evaluation of a step in one forward pass of a transformers model, without a padded token.
-
-Shape suffixes: T tokens, S tokens whose logits are needed, K scored continuations, V vocabulary.
-"""
+"""Every function evaluation of a step in one forward pass of a transformers model, without a padded token."""
 
 from __future__ import annotations
 
@@ -14,12 +11,10 @@ import torch
 
 from zo_lightning.backends.digest import digest_weights
 from zo_lightning.backends.dtype import choose_dtype
-from zo_lightning.backends.packed import attention
 from zo_lightning.backends.packed.factors import Factors, keys_of
-from zo_lightning.backends.packed.modules import install
-from zo_lightning.backends.packed.ragged import Ragged, ragged, split
-from zo_lightning.backends.packed.tree import Tree, tree_of
-from zo_lightning.backends.packed.weights import Weight, can_prepack
+from zo_lightning.backends.packed.model import PackedModel
+from zo_lightning.backends.packed.tree import tree_of
+from zo_lightning.backends.packed.weights import Weight
 from zo_lightning.core.bank import LowRankBank
 from zo_lightning.core.objective import observe
 from zo_lightning.core.roles import Direction, Update
@@ -31,14 +26,12 @@ from zo_lightning.core.types import (
     Example,
     Layout,
     Observation,
-    Point,
     Score,
     StepRecord,
 )
 from zo_lightning.errors import ConfigError, EngineError
 
 _PROVIDES = frozenset({"low_rank", "merge", "score", "vectors"})
-MODEL_TYPES = ("llama", "opt", "qwen3")  # others may ask more of an attention than a mask: windows, sinks, caps
 
 
 class PackedBackend:
@@ -63,9 +56,7 @@ class PackedBackend:
         self.device = torch.device(("cuda" if on_gpu else "cpu") if device == "auto" else device)
         self.dtype = choose_dtype(dtype, on_gpu=self.device.type == "cuda")
         self._max_tokens = max_tokens
-        self._model: Any = None
         self._bank: LowRankBank | None = None
-        self._weights: dict[str, Weight] = {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -98,26 +89,15 @@ class PackedBackend:
         self.adopt(model.to(self.device), layout, direction, update, bank)
 
     def adopt(self, model: Any, layout: Layout, direction: Direction, update: Update, bank: BankSpec) -> None:
-        """Open on a model that is in memory already, on this backend's device and of its type.
-
-        The model is this backend's from now on: modules of it are replaced.
+        """Open on a model that is in memory, on this backend's device and of its type; modules of it are replaced.
 
         Raises:
             EngineError: for a model of another kind.
         """
-        if model.config.model_type not in MODEL_TYPES:
-            raise EngineError(
-                f"`backend=packed` runs {', '.join(MODEL_TYPES)}, not {model.config.model_type}: choose `backend=vllm` "
-                "or `backend=dense`"
-            )
-        attention.register()
-        model.set_attn_implementation(attention.NAME)
-        self._model = model.eval().requires_grad_(False)
-        self._bank = LowRankBank(bank, layout, direction, update, fold=self._fold, device=self.device)
-        self._factors = Factors(self._bank, getattr(torch, self.dtype))
-        self._weights = install(
-            model, layout, self._factors, prepack=can_prepack(self.device, getattr(torch, self.dtype))
-        )
+        held = LowRankBank(bank, layout, direction, update, fold=self._fold, device=self.device)
+        self._factors = Factors(held, model.dtype)
+        self._model = PackedModel(model, layout, self._factors, max_tokens=self._max_tokens)
+        self._bank = held
 
     @torch.inference_mode()
     def evaluate(self, requests: Sequence[EvalRequest]) -> tuple[Observation, ...]:
@@ -129,42 +109,30 @@ class PackedBackend:
         if not requests:
             return ()
         start = time.perf_counter()
-        points = list(dict.fromkeys(request.point for request in requests))
-        self._factors.program(points)
-        # Points with the same directions stand together.
-        groups = list(dict.fromkeys(map(keys_of, points)))
-        order = sorted(
-            range(len(requests)),
-            key=lambda i: (groups.index(keys_of(requests[i].point)), points.index(requests[i].point)),
-        )
-        trees: dict[Example, Tree] = {}
-        asked = [
-            (requests[i].point, trees.setdefault(example, tree_of(example)))
-            for i in order
-            for example in requests[i].examples
-        ]
-        logprobs = iter(self._score(asked))
-        seconds = (time.perf_counter() - start) / len(requests)
+        self._factors.program([request.point for request in requests])
+        groups = list(dict.fromkeys(keys_of(request.point) for request in requests))
+        order = sorted(range(len(requests)), key=lambda i: groups.index(keys_of(requests[i].point)))
+        asked = [(requests[i].point, example) for i in order for example in requests[i].examples]
+        trees = {example: tree_of(example) for example in dict.fromkeys(example for _, example in asked)}
+        scored = self._model.score([trees[example] for _, example in asked], [point for point, _ in asked])
+        seconds, remaining = (time.perf_counter() - start) / len(requests), iter(scored)
         answers = {}
         for i in order:
             examples, objective = requests[i].examples, requests[i].objective
-            answers[i] = observe(
-                objective,
-                examples,
-                list(islice(logprobs, len(examples))),
-                tokens=sum(len(trees[example].tokens) for example in examples),
-                seconds=seconds,
-            )
+            assert isinstance(objective, Score)
+            logprobs = list(islice(remaining, len(examples)))
+            tokens = sum(len(trees[example].tokens) for example in examples)
+            answers[i] = observe(objective, examples, logprobs, tokens=tokens, seconds=seconds)
         return tuple(answers[i] for i in range(len(requests)))
 
-    @torch.inference_mode()
     def infer(self, *groups: Sequence[Example]) -> list[tuple[float, ...]]:
         """Option log-probabilities of every example, by the base alone: plain inference.
 
         Args:
             groups: what to ask, all at once; groups share nothing, as parameter points do not.
         """
-        return self._score([(None, tree_of(example)) for group in groups for example in group])
+        self._opened()
+        return self._model.score([tree_of(example) for group in groups for example in group])
 
     def commit(self, record: StepRecord) -> None:
         """Apply one record to the bank."""
@@ -177,12 +145,11 @@ class PackedBackend:
             snapshot["merged"] = [weight.read().cpu().clone() for weight in self._trained()]
         return snapshot
 
-    @torch.inference_mode()
     def load(self, snapshot: dict[str, Any]) -> None:
         """Restore a snapshot bit by bit."""
         self._opened().load(snapshot)
         for weight, merged in zip(self._trained(), snapshot.get("merged", ()), strict=False):
-            weight.write(merged.to(device=self.device, dtype=getattr(torch, self.dtype)))
+            weight.write(merged.to(weight.read()))
 
     def digest(self) -> BaseDigest:
         """Digest of all base weights.
@@ -191,7 +158,7 @@ class PackedBackend:
             EngineError: if it did not cover every parameter of the model.
         """
         expected = self._opened().layout.num_parameters
-        named = [(name, weight.read()) for name, weight in self._weights.items()]
+        named = [(name, weight.read()) for name, weight in self._model.weights.items()]
         covered = sum(parameter.numel() for _, parameter in named)
         if covered != expected:
             raise EngineError(f"the model shows {covered} parameters, its layout says {expected}")
@@ -199,7 +166,9 @@ class PackedBackend:
 
     def close(self) -> None:
         """Drop the model. Idempotent."""
-        self._model, self._bank, self._weights = None, None, {}
+        if self._bank is not None:
+            del self._model, self._factors
+            self._bank = None
 
     def _opened(self) -> LowRankBank:
         if self._bank is None:
@@ -207,40 +176,10 @@ class PackedBackend:
         return self._bank
 
     def _trained(self) -> list[Weight]:
-        return [self._weights[matrix.parameter] for matrix in self._opened().layout.matrices]
+        return [self._model.weights[matrix.parameter] for matrix in self._opened().layout.matrices]
 
     def _fold(self, left_OC: torch.Tensor, right_IC: torch.Tensor) -> None:
         bank = self._opened()
         for weight, rows, cols in zip(self._trained(), bank.row_spans, bank.col_spans, strict=True):
-            plain = weight.read()
-            weight.write((plain.float() + (left_OC[rows] @ right_IC[cols].T).view_as(plain)).to(plain.dtype))
-
-    def _score(self, asked: Sequence[tuple[Point | None, Tree]]) -> list[tuple[float, ...]]:
-        """Option log-probabilities of each tree at its point, in as many passes as ``max_tokens`` asks for."""
-        answers: list[tuple[float, ...]] = []
-        for part in split([len(tree.tokens) for _, tree in asked], self._max_tokens):
-            points, trees = zip(*asked[part], strict=True)
-            batch = ragged(trees, self.device)
-            answers += batch.option_logprobs(self._forward(batch, points).tolist())
-        return answers
-
-    def _forward(self, batch: Ragged, points: Sequence[Point | None]) -> torch.Tensor:
-        """Log-probabilities of all scored continuations, float32 [K]."""
-        self._factors.passes = self._passes(points, [len(tree.tokens) for tree in batch.trees])
-        hidden = self._model.model(
-            input_ids=batch.ids[None],
-            position_ids=batch.positions[None],
-            use_cache=False,
-            zo_plan=attention.plan(batch, getattr(torch, self.dtype)),
-        ).last_hidden_state
-        self._factors.passes = self._passes(points, batch.logit_counts)
-        logits_SV = self._model.lm_head(hidden[0, batch.logits]).float()
-        return logits_SV[batch.scored_rows, batch.scored_ids] - logits_SV.logsumexp(-1)[batch.scored_rows]
-
-    def _passes(self, points: Sequence[Point | None], counts: Sequence[int]) -> Any:
-        if points[0] is None:
-            return ()
-        totals: dict[Point, int] = {}
-        for point, count in zip(points, counts, strict=True):
-            totals[point] = totals.get(point, 0) + count
-        return self._factors.passes_of(list(totals), list(totals.values()))
+            base = weight.read()
+            weight.write((base.float() + (left_OC[rows] @ right_IC[cols].T).view_as(base)).to(base.dtype))

@@ -18,7 +18,7 @@ from itertools import groupby
 
 import torch
 
-from zo_lightning.core.bank import LowRankBank, spans
+from zo_lightning.core.bank import LowRankBank
 from zo_lightning.core.types import DirectionKey, Point
 
 Keys = tuple[DirectionKey, ...]
@@ -72,25 +72,25 @@ class Factors:
         self._learned = None if together else self._columns([], learned=True)
         self._own = {group: self._columns([drawn[key] for key in group], learned=together) for group in keys}
 
-    def passes_of(self, points: Sequence[Point], counts: Sequence[int]) -> tuple[Pass, ...]:
-        """The passes of a batch.
+    def take(self, points: Sequence[Point] | None, counts: Sequence[int]) -> None:
+        """Turn to a batch.
 
         Args:
-            points: in the batch's order; those with the same directions stand together.
-            counts: tokens of each point.
+            points: of its sequences, those with the same directions together; None is the base alone.
+            counts: tokens of each sequence.
         """
+        self.passes = ()
+        if points is None:
+            return
         passes = [Pass(tokens=slice(0, sum(counts)), columns=self._learned)] if self._learned else []
-        for keys, group in groupby(zip(points, counts, spans(counts), strict=True), key=lambda item: keys_of(item[0])):
-            members = list(group)
-            columns = self._own[keys]
-            passes.append(
-                Pass(
-                    tokens=slice(members[0][2].start, members[-1][2].stop),
-                    columns=columns,
-                    scale=self._scale([(point, count) for point, count, _ in members]) if keys else None,
-                )
-            )
-        return tuple(p for p in passes if p.columns.right[0].shape[0])
+        start = 0
+        for keys, group in groupby(zip(points, counts, strict=True), key=lambda sequence: keys_of(sequence[0])):
+            own, lengths = zip(*group, strict=True)
+            tokens = slice(start, start + sum(lengths))
+            scale = self._scale(own, lengths) if keys else None
+            passes.append(Pass(tokens=tokens, columns=self._own[keys], scale=scale))
+            start = tokens.stop
+        self.passes = tuple(each for each in passes if each.columns.right[0].shape[0])
 
     def add(self, matrix: int, input_TI: torch.Tensor, output_TO: torch.Tensor) -> torch.Tensor:
         """Add ``input @ change^T`` of one matrix to an output, in place."""
@@ -145,10 +145,10 @@ class Factors:
             part if matrix.vector else part.to(self._dtype) for matrix, part in zip(matrices, parts, strict=True)
         )
 
-    def _scale(self, points: Sequence[tuple[Point, int]]) -> torch.Tensor:
-        coefficients = torch.tensor([[c for _, c in point.terms] for point, _ in points], device=self._bank.device)
-        counts = torch.tensor([count for _, count in points], device=self._bank.device)
-        return coefficients.repeat_interleave(self._bank.spec.rank, 1).repeat_interleave(counts, 0)
+    def _scale(self, points: Sequence[Point], counts: Sequence[int]) -> torch.Tensor:
+        device, rank = self._bank.device, self._bank.spec.rank
+        coefficients = torch.tensor([[c for _, c in point.terms] for point in points], device=device)
+        return coefficients.repeat_interleave(rank, 1).repeat_interleave(torch.tensor(counts, device=device), 0)
 
 
 def _scaled(each: Pass, hidden_TC: torch.Tensor) -> torch.Tensor:

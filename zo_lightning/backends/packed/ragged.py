@@ -30,6 +30,11 @@ class Ragged:
     scored_ids: torch.Tensor
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each tree."""
+        return tuple(len(tree.tokens) for tree in self.trees)
+
+    @property
     def logit_counts(self) -> tuple[int, ...]:
         """For each tree, the tokens whose logits are needed."""
         return tuple(len(tree.tokens) - tree.logits_from for tree in self.trees)
@@ -53,7 +58,9 @@ def ragged(trees: Sequence[Tree], device: torch.device) -> Ragged:
         ([7, 8, 9], [0, 2], [0, 0, 1, 1])
     """
     bounds = (0, *accumulate(len(tree.tokens) for tree in trees))
-    logits, rows, ids = [], [], []
+    logits: list[int] = []
+    rows: list[int] = []
+    ids: list[int] = []
     for tree, start in zip(trees, bounds, strict=False):
         shift = len(logits) - tree.logits_from
         logits += range(start + tree.logits_from, start + len(tree.tokens))
