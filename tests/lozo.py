@@ -62,7 +62,7 @@ class Reference:
 
         model: Any = AutoModelForCausalLM.from_pretrained(Path(layout.model), dtype=torch.float32)
         self.model, self.layout, self.lozo = model.requires_grad_(False), layout, lozo
-        self.weights = [self.model.get_submodule(matrix.name).weight for matrix in layout.matrices]
+        self.weights = [self.model.get_parameter(matrix.parameter) for matrix in layout.matrices]
 
     def run(self, batches: Sequence[Sequence[Example]]) -> list[Step]:
         return [self.step(step, examples) for step, examples in enumerate(batches)]
@@ -83,12 +83,14 @@ class Reference:
         return Step(stage, *losses, slope)
 
     def directions(self, step: int) -> list[torch.Tensor]:
-        """``U V^T`` of every matrix."""
+        """``U V^T`` of every matrix, a dense draw of every vector."""
         (key,) = self.lozo.direction.keys(seed=self.lozo.seed, step=step)
         cpu = torch.device("cpu")
         U_OR = self.lozo.direction.left(key, self.layout, cpu).split([m.rows for m in self.layout.matrices])
         V_IR = self.lozo.direction.right(key, self.layout, cpu).split([m.cols for m in self.layout.matrices])
-        return [U @ V.T for U, V in zip(U_OR, V_IR, strict=True)]
+        return [
+            U[:, 0] if matrix.vector else U @ V.T for matrix, U, V in zip(self.layout.matrices, U_OR, V_IR, strict=True)
+        ]
 
     def loss(self, examples: Sequence[Example]) -> float:
         """Mean over examples of the cross entropy over the options' mean token log-probabilities."""

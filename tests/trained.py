@@ -43,6 +43,7 @@ class Trained:
         stages: of the run; as many as there are slots, if nothing else is asked.
         policy: of a full bank.
         backend: an open one; otherwise a dense one.
+        trainable: which parameters.
     """
 
     def __init__(
@@ -56,10 +57,11 @@ class Trained:
         stages: int | None = None,
         policy: str = "cyclic",
         backend: Any = None,
+        trainable: str = "linear",
     ) -> None:
         found = prepared(model)
         self.folder, self.model = folder, path or found.folder
-        self.layout, self.examples = trainable_layout(self.model), mixed_examples(found.folder)
+        self.layout, self.examples = trainable_layout(self.model, trainable), mixed_examples(found.folder)
         cycle = slots if policy == "cyclic" else None
         self.method = Method(
             direction=LowRank(rank=rank, refresh_every=_REFRESH_EVERY, cycle=cycle, scale="1/sqrt(r)"),

@@ -35,6 +35,18 @@ def test_a_run_leaves_results_a_curve_and_a_checkpoint(composed: Compose, tmp_pa
     assert "test accuracy" in capsys.readouterr().out
 
 
+def test_all_parameters_are_trained_by_a_torch_backend_alone(composed: Compose, tmp_path: Path, capsys):
+    zo_train.run(composed("backend=packed", "model.trainable=all"))
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["base_digest_unchanged"] is True and results["num_parameters"] == 492_416
+    assert len(bank(tmp_path / "run")["matrices"]) > 3 * 7
+    for backend in ("vllm", "fake"):
+        told = message(
+            capsys, lambda b=backend: zo_train.run(composed(f"backend={b}", "model.trainable=all", folder=b))
+        )
+        assert "`model.trainable=all`" in told and "`backend=packed`" in told
+
+
 def test_a_folder_goes_on_in_place_as_if_unbroken(composed: Compose, tmp_path: Path):
     zo_train.run(composed(folder="whole"))
     zo_train.run(composed("trainer.max_steps=4", folder="parts"))

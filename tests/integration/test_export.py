@@ -109,6 +109,20 @@ def test_merged_weights_of_a_run_are_exported_and_no_adapter_is(tmp_path: Path):
     assert difference(scores(model, early.examples), early.scores) < TOLERANCE
 
 
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-opt"])
+def test_all_parameters_are_exported_merged_and_as_no_adapter(tmp_path: Path, model: str):
+    """Norms and tied embeddings; biases and learned positions."""
+    run = Trained(tmp_path, model=model, trainable="all")
+    assert difference(scores(load(run.merged()), run.examples), run.scores) < TOLERANCE
+    before, after = load(run.model), load(tmp_path / "merged")
+    changed = {name for name, value in before.named_parameters() if not torch.equal(value, after.get_parameter(name))}
+    assert changed == {name for name, _ in before.named_parameters()}
+    with pytest.raises(ConfigError, match=r"model\.trainable=all.*format=merged"):
+        run.adapter()
+    with pytest.raises(ConfigError, match=r"`model\.trainable`"):
+        run.learned(layout=prepared(model).layout)
+
+
 def test_another_base_is_refused(tmp_path: Path):
     run = Trained(tmp_path)
     other = tmp_path / "other"

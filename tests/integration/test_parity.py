@@ -1,4 +1,4 @@
-"""Joined training steps: real vLLM, the dense backend and a hand-written LoZO follow the same trajectory.
+"""Joined training steps: a backend (real vLLM, the packed one), the dense one and a hand-written LoZO stay together.
 
 Each of the three evaluates its own weights and applies its own projected gradients; only seeds and batches are shared.
 The learning rate lets the loss fall by 0.1 to 0.4 nats in 60 steps, so weights really move. Three times that rate makes
@@ -56,16 +56,20 @@ def hold_together(subject: Opened, steps: int) -> tuple[float, float]:
     oracle = oracle_of(subject.row).reset()
     spread = max(noise(opened.backend, LOZO, batches[0]) for opened in (subject, oracle))
     before = subject.ask(examples=examples).value
-    on_vllm, on_dense = LOZO.run(subject.backend, batches), LOZO.run(oracle.backend, batches)
+    ours, on_dense = LOZO.run(subject.backend, batches), LOZO.run(oracle.backend, batches)
     by_hand = Reference(subject.layout, LOZO).run(batches)
     print()
-    compare(f"{model}, vllm and dense", on_vllm, on_dense, spread)
-    compare(f"{model}, vllm and by hand", on_vllm, by_hand, spread)
+    compare(f"{subject.row} and dense", ours, on_dense, spread)
+    compare(f"{subject.row} and by hand", ours, by_hand, spread)
     compare(f"{model}, dense and by hand", on_dense, by_hand, spread)
     return before, subject.ask(examples=examples).value
 
 
-@on_rows(*(Row("vllm", model) for model in TINY))
+@on_rows(
+    *(Row("vllm", model) for model in TINY),
+    Row("packed", "tiny-qwen3"),
+    *(Row("packed", model, trainable="all") for model in ("tiny-llama", "tiny-opt")),
+)
 def test_sixty_joined_steps_on_tiny_models(subject: Opened) -> None:
     """Six stages of ten steps in a bank of four slots: the last two wrap."""
     before, after = hold_together(subject, 60)

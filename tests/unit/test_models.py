@@ -184,6 +184,17 @@ def test_layouts_of_real_sizes(config: PretrainedConfig, num_parameters: int, na
     assert not [matrix for matrix in layout.matrices if "lm_head" in matrix.name or "project_" in matrix.name]
 
 
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3", "tiny-opt"])
+def test_all_parameters_are_every_element_once(name: str) -> None:
+    model = prepare_model(name=name, path=None, source=name, trainable="all")  # type: ignore[arg-type]
+    loaded = AutoModelForCausalLM.from_pretrained(model.folder)
+    assert [matrix.parameter for matrix in model.layout.matrices] == [n for n, _ in loaded.named_parameters()]
+    assert sum(matrix.rows * matrix.cols for matrix in model.layout.matrices) == model.layout.num_parameters
+    for matrix, parameter in zip(model.layout.matrices, loaded.parameters(), strict=True):
+        assert matrix.vector == (parameter.dim() == 1)
+        assert parameter.shape == ((matrix.rows,) if matrix.vector else (matrix.rows, matrix.cols))
+
+
 @pytest.mark.parametrize("content", ['{"model_type": "nonesuch"}', '{"model_type": "t5"}', "{broken"])
 def test_a_config_that_is_no_language_model_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(content)
