@@ -11,7 +11,8 @@ import torch
 
 from zo_lightning.backends.digest import digest_weights
 from zo_lightning.backends.dtype import choose_dtype
-from zo_lightning.backends.packed.factors import Factors, keys_of
+from zo_lightning.backends.packed.exact import ExactFactors
+from zo_lightning.backends.packed.factors import Factors, SharedFactors, keys_of
 from zo_lightning.backends.packed.model import PackedModel
 from zo_lightning.backends.packed.tree import tree_of
 from zo_lightning.backends.packed.weights import Weight
@@ -95,7 +96,8 @@ class PackedBackend:
             EngineError: for a model of another kind.
         """
         held = LowRankBank(bank, layout, direction, update, fold=self._fold, device=self.device)
-        self._factors = Factors(held, model.dtype)
+        exact = self.device.type == "cpu" and model.dtype == torch.float32
+        self._factors: Factors = ExactFactors(held) if exact else SharedFactors(held, model.dtype)
         self._model = PackedModel(model, layout, self._factors, max_tokens=self._max_tokens)
         self._bank = held
 

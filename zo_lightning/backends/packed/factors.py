@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Protocol
 
 import torch
 
@@ -48,8 +49,38 @@ class Pass:
     scale: torch.Tensor | None = None
 
 
-class Factors:
-    """Lays out the factors of points, and adds them to what a matrix puts out.
+class Factors(Protocol):
+    """Lays out the factors of points, and adds them to what a matrix puts out."""
+
+    @property
+    def active(self) -> bool:
+        """Whether the batch that runs adds anything to the base."""
+        ...
+
+    def program(self, points: Sequence[Point]) -> None:
+        """Make the factors of the points of an evaluation."""
+        ...
+
+    def take(self, points: Sequence[Point] | None, counts: Sequence[int]) -> None:
+        """Turn to a batch.
+
+        Args:
+            points: of its sequences, those with the same directions together; None is the base alone.
+            counts: tokens of each sequence.
+        """
+        ...
+
+    def add(self, matrix: int, input_TI: torch.Tensor, output_TO: torch.Tensor) -> torch.Tensor:
+        """Add ``input @ change^T`` of one matrix to an output, in place."""
+        ...
+
+    def rows(self, matrix: int, ids_T: torch.Tensor) -> torch.Tensor:
+        """What is added to rows of a matrix, each at its token's point: [T, I]."""
+        ...
+
+
+class SharedFactors:
+    """Factors that points share, on any device.
 
     Args:
         bank: of the run.
@@ -57,11 +88,16 @@ class Factors:
     """
 
     def __init__(self, bank: LowRankBank, dtype: torch.dtype) -> None:
-        self.passes: tuple[Pass, ...] = ()  # of the batch that runs; empty: the base alone
+        self._passes: tuple[Pass, ...] = ()
         self._bank, self._dtype = bank, dtype
         self._learned: Columns | None = None
         self._own: dict[Keys, Columns] = {}
         self._rights: dict[tuple[int, tuple[int, ...]], tuple[torch.Tensor, ...]] = {}
+
+    @property
+    def active(self) -> bool:
+        """Whether the batch that runs adds anything to the base."""
+        return bool(self._passes)
 
     def program(self, points: Sequence[Point]) -> None:
         """Draw the directions of the points of an evaluation."""
@@ -79,7 +115,7 @@ class Factors:
             points: of its sequences, those with the same directions together; None is the base alone.
             counts: tokens of each sequence.
         """
-        self.passes = ()
+        self._passes = ()
         if points is None:
             return
         passes = [Pass(tokens=slice(0, sum(counts)), columns=self._learned)] if self._learned else []
@@ -90,26 +126,20 @@ class Factors:
             scale = self._scale(own, lengths) if keys else None
             passes.append(Pass(tokens=tokens, columns=self._own[keys], scale=scale))
             start = tokens.stop
-        self.passes = tuple(each for each in passes if each.columns.right[0].shape[0])
+        self._passes = tuple(each for each in passes if each.columns.right[0].shape[0])
 
     def add(self, matrix: int, input_TI: torch.Tensor, output_TO: torch.Tensor) -> torch.Tensor:
         """Add ``input @ change^T`` of one matrix to an output, in place."""
-        for each in self.passes:
+        for each in self._passes:
             hidden_TC = input_TI[each.tokens] @ each.columns.right[matrix].T
             output_TO[each.tokens].addmm_(_scaled(each, hidden_TC), each.columns.left[matrix].T)
         return output_TO
-
-    def vector(self, place: int, num_tokens: int) -> torch.Tensor:
-        """What is added to a vector of the layout, at each token's point: float32 [T, O]."""
-        rows = self._bank.layout.matrices[place].rows
-        ones_T1 = torch.ones(num_tokens, 1, device=self._bank.device)
-        return self.add(place, ones_T1, ones_T1.new_zeros(num_tokens, rows))
 
     def rows(self, matrix: int, ids_T: torch.Tensor) -> torch.Tensor:
         """What is added to rows of a matrix, each at its token's point: [T, I]."""
         cols = self._bank.layout.matrices[matrix].cols
         output_TI = torch.zeros(len(ids_T), cols, dtype=self._dtype, device=self._bank.device)
-        for each in self.passes:
+        for each in self._passes:
             hidden_TC = each.columns.left[matrix][ids_T[each.tokens]]
             output_TI[each.tokens].addmm_(_scaled(each, hidden_TC), each.columns.right[matrix])
         return output_TI

@@ -41,8 +41,8 @@ class FactoredLinear(nn.Module):
         input_TI = input.flatten(0, -2)
         output_TO = self._weight.product(input_TI, self._bias)
         self._factors.add(self._matrix, input_TI, output_TO)
-        if self._vector is not None and self._factors.passes:
-            output_TO += self._factors.vector(self._vector, len(input_TI))
+        if self._vector is not None and self._bias is not None and self._factors.active:
+            output_TO += _vector(self._factors, self._vector, self._bias, len(input_TI))
         return output_TO.view(*input.shape[:-1], -1)
 
 
@@ -63,16 +63,23 @@ class FactoredNorm(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The norm at each token's point; tokens stand in the second dimension, or in the first of two."""
-        if not self._factors.passes:
+        if not self._factors.active:
             return self._plain(input)
         num_tokens = input.shape[0] if input.dim() == 2 else input.shape[1]
         output = functional_call(self._plain, self._neutral, (input.float(),))
         for name, place in self._places.items():
-            changed_TN = self._plain.get_parameter(name) + self._factors.vector(place, num_tokens)
+            base_N = self._plain.get_parameter(name)
+            changed_TN = base_N + _vector(self._factors, place, base_N, num_tokens)
             if input.dim() == 4:  # a norm of each head
                 changed_TN = changed_TN[:, None]
             output = output * changed_TN if name == "weight" else output + changed_TN
         return output.to(input.dtype)
+
+
+def _vector(factors: Factors, place: int, base_N: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """What is added to a vector at each token's point, float32 [T, N]: its right factor is that of an input of ones."""
+    ones_T1 = torch.ones(num_tokens, 1, device=base_N.device)
+    return factors.add(place, ones_T1, ones_T1.new_zeros(num_tokens, len(base_N)))
 
 
 class FactoredEmbedding(nn.Module):

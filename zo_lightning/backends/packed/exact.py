@@ -1,0 +1,72 @@
+"""Factors on CPU in float32, where the sum ``P + coefficient * U`` loses nothing: a compiled pass over the output.
+
+Shape suffixes: T tokens, I inputs, O outputs, J and Q all matrices' inputs and outputs, C columns, A points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from zo_lightning.core.bank import LowRankBank
+from zo_lightning.core.types import Point
+from zo_lightning.kernels.low_rank import Part, Run, add_low_rank
+
+
+class ExactFactors:
+    """``Factors`` with left factors of each point's own.
+
+    Args:
+        bank: of the run.
+    """
+
+    def __init__(self, bank: LowRankBank) -> None:
+        self._bank = bank
+        places = zip(bank.layout.matrices, bank.col_spans, bank.row_spans, strict=True)
+        self._parts = [[Part(cols.start, rows.start, 0, matrix.rows)] for matrix, cols, rows in places]
+        self._runs: list[Run] = []
+        self._points: dict[Point, int] = {}
+
+    @property
+    def active(self) -> bool:
+        """Whether the batch that runs adds anything to the base."""
+        return bool(self._runs)
+
+    def program(self, points: Sequence[Point]) -> None:
+        """Make the factors of the points of an evaluation."""
+        bank = self._bank
+        # All draws first: a new stage may fold full slots into the base, which changes what every point has learned.
+        drawn = {point: bank.probes(point) for point in dict.fromkeys(points)}
+        self._points = {point: place for place, point in enumerate(drawn)}
+        self._right_CJ = bank.right_IC.T.contiguous()
+        self._left_ACQ = bank.left_OC.T.repeat(len(drawn), 1, 1)
+        for left_CQ, probes in zip(self._left_ACQ, drawn.values(), strict=True):
+            for slot, probe_OR in probes.items():
+                left_CQ[bank.columns(slot)] += probe_OR.T
+
+    def take(self, points: Sequence[Point] | None, counts: Sequence[int]) -> None:
+        """Turn to a batch of sequences of ``counts`` tokens each at its point; without points, the base alone."""
+        self._runs, start = [], 0
+        if points is None or not self._bank.num_columns:
+            return
+        for point, count in zip(points, counts, strict=True):
+            place = self._points[point]
+            first = self._runs.pop()[1] if self._runs and self._runs[-1][0] == place else start
+            self._runs.append((place, first, start + count))
+            start += count
+
+    def add(self, matrix: int, input_TI: torch.Tensor, output_TO: torch.Tensor) -> torch.Tensor:
+        """Add ``input @ change^T`` of one matrix to an output, in place."""
+        if self._runs:
+            add_low_rank(output_TO, input_TI, self._right_CJ, self._left_ACQ, self._parts[matrix], self._runs)
+        return output_TO
+
+    def rows(self, matrix: int, ids_T: torch.Tensor) -> torch.Tensor:
+        """What is added to rows of a matrix, each at its token's point: [T, I]."""
+        rows, cols = self._bank.row_spans[matrix], self._bank.col_spans[matrix]
+        changes = [
+            self._left_ACQ[place][:, rows][:, ids_T[start:end]].T @ self._right_CJ[:, cols]
+            for place, start, end in self._runs
+        ]
+        return torch.cat(changes) if changes else self._right_CJ.new_zeros(len(ids_T), cols.stop - cols.start)
