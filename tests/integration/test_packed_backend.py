@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from tests.backends import CAPACITY, EPS, RANK, Opened, Row, directions, key_of, on_rows, oracle_of, prepared
 from zo_lightning.backends.packed import PackedBackend
-from zo_lightning.core.types import BankSpec, EvalRequest, Example, Point, Score
+from zo_lightning.core.types import BankSpec, DirectionKey, EvalRequest, Example, Point, Score, StepRecord
 from zo_lightning.errors import ConfigError, EngineError
 from zo_lightning.models import layout_of
 from zo_lightning.updates import Sgd
@@ -84,6 +84,35 @@ def test_plain_inference_is_the_base_whatever_was_learned(subject: Opened) -> No
     assert len(before) == len(subject.examples) + len(ODD)
     means = [total / len(option) for total, option in zip(before[0], subject.examples[0].options, strict=True)]
     assert means == pytest.approx(centre.scores[0], abs=1e-6)
+
+
+def test_folded_stages_answer_as_factors_do() -> None:
+    """Stages begin, end and come round again; commits without a question between them, and an older snapshot."""
+    layout = prepared("tiny-llama").layout
+    folding, plain = (PackedBackend(device="cpu", fold_stages=fold) for fold in (True, False))
+    older: list[dict] = []
+    for backend in (folding, plain):
+        backend.open(layout, directions(refresh_every=2), Sgd(lr=1.0), SPEC)
+
+    def ask(key: DirectionKey) -> None:
+        seen = []
+        for backend in (folding, plain):
+            points = [Point(version=backend.version, terms=terms) for terms in ((), ((key, EPS),), ((key, -EPS),))]
+            requests = [EvalRequest(point=point, examples=ODD, objective=Score()) for point in points]
+            seen.append([loss for answer in backend.evaluate(requests) for loss in answer.losses])
+        assert seen[0] == pytest.approx(seen[1], abs=1e-5)
+
+    for step in range(20):
+        key = key_of(step, refresh_every=2)
+        if step % 5:  # now and then nothing is asked
+            ask(key)
+        for backend in (folding, plain):
+            backend.commit(StepRecord(step=step, version=step, lr=1e-2, terms=((key, 1.0),)))
+        if step == 9:
+            older = [backend.snapshot() for backend in (folding, plain)]
+    for backend, snapshot in zip((folding, plain), older, strict=True):
+        backend.load(snapshot)
+    ask(key_of(10, refresh_every=2))
 
 
 # --- beside others

@@ -230,6 +230,7 @@ class PackedConf:
     dtype: str = "auto"
     device: str = "auto"
     max_tokens: int = 8192
+    fold_stages: bool = True
 
 
 @dataclass

@@ -15,7 +15,7 @@ from zo_lightning.backends.packed.exact import ExactFactors
 from zo_lightning.backends.packed.factors import Factors, SharedFactors, keys_of
 from zo_lightning.backends.packed.model import PackedModel
 from zo_lightning.backends.packed.tree import tree_of
-from zo_lightning.backends.packed.weights import Weight
+from zo_lightning.backends.packed.weights import PrepackedWeight, Weight, can_prepack
 from zo_lightning.core.bank import LowRankBank
 from zo_lightning.core.objective import observe
 from zo_lightning.core.roles import Direction, Update
@@ -42,6 +42,8 @@ class PackedBackend:
         dtype: of the weights: ``auto`` is float32 on CPU and bfloat16 on GPU.
         device: ``auto`` is the GPU where there is one.
         max_tokens: tokens of one forward pass; a longer sequence still runs, alone.
+        fold_stages: on CPU in float32, hold completed stages in a working copy of the linear weights: a bank's rank
+            then costs no time, and the copy as much memory as the weights.
     """
 
     def __init__(
@@ -50,13 +52,14 @@ class PackedBackend:
         dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
         device: str = "auto",
         max_tokens: int = 8192,
+        fold_stages: bool = True,
     ) -> None:
         if max_tokens < 1:
             raise ConfigError(f"`backend.max_tokens` must be at least 1, not {max_tokens}")
         on_gpu = torch.cuda.is_available()
         self.device = torch.device(("cuda" if on_gpu else "cpu") if device == "auto" else device)
         self.dtype = choose_dtype(dtype, on_gpu=self.device.type == "cuda")
-        self._max_tokens = max_tokens
+        self._max_tokens, self._fold_stages = max_tokens, fold_stages
         self._bank: LowRankBank | None = None
 
     @property
@@ -97,7 +100,9 @@ class PackedBackend:
         """
         held = LowRankBank(bank, layout, direction, update, fold=self._fold, device=self.device)
         exact = self.device.type == "cpu" and model.dtype == torch.float32
-        self._factors: Factors = ExactFactors(held) if exact else SharedFactors(held, model.dtype)
+        foldable = can_prepack(self.device, model.dtype) and not layout.has_vectors
+        fold = self._fold_working if self._fold_stages and foldable else None
+        self._factors: Factors = ExactFactors(held, fold) if exact else SharedFactors(held, model.dtype)
         self._model = PackedModel(model, layout, self._factors, max_tokens=self._max_tokens)
         self._bank = held
 
@@ -138,7 +143,8 @@ class PackedBackend:
 
     def commit(self, record: StepRecord) -> None:
         """Apply one record to the bank."""
-        self._opened().commit(record)
+        changed = self._opened().commit(record)
+        self._factors.changed(changed)
 
     def snapshot(self) -> dict[str, Any]:
         """The bank's snapshot; with merged weights, those too."""
@@ -150,6 +156,7 @@ class PackedBackend:
     def load(self, snapshot: dict[str, Any]) -> None:
         """Restore a snapshot bit by bit."""
         self._opened().load(snapshot)
+        self._factors.changed(None)
         for weight, merged in zip(self._trained(), snapshot.get("merged", ()), strict=False):
             weight.write(merged.to(weight.read()))
 
@@ -179,6 +186,12 @@ class PackedBackend:
 
     def _trained(self) -> list[Weight]:
         return [self._model.weights[matrix.parameter] for matrix in self._opened().layout.matrices]
+
+    def _fold_working(self, left_OC: torch.Tensor, right_IC: torch.Tensor) -> None:
+        bank = self._opened()
+        for weight, rows, cols in zip(self._trained(), bank.row_spans, bank.col_spans, strict=True):
+            assert isinstance(weight, PrepackedWeight)
+            weight.fold(left_OC[rows], right_IC[cols])
 
     def _fold(self, left_OC: torch.Tensor, right_IC: torch.Tensor) -> None:
         bank = self._opened()

@@ -12,7 +12,7 @@ Shape suffixes: T tokens, I inputs, O outputs, R a direction's columns, C column
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
@@ -61,6 +61,10 @@ class Factors(Protocol):
         """Make the factors of the points of an evaluation."""
         ...
 
+    def changed(self, slots: Collection[int] | None) -> None:
+        """Note what a commit has changed; None: everything."""
+        ...
+
     def take(self, points: Sequence[Point] | None, counts: Sequence[int]) -> None:
         """Turn to a batch.
 
@@ -107,6 +111,9 @@ class SharedFactors:
         together = len(keys) == 1  # what was learned and one set of directions take a single pass
         self._learned = None if together else self._columns([], learned=True)
         self._own = {group: self._columns([drawn[key] for key in group], learned=together) for group in keys}
+
+    def changed(self, slots: Collection[int] | None) -> None:
+        """Nothing to do: left factors are read anew for each evaluation."""
 
     def take(self, points: Sequence[Point] | None, counts: Sequence[int]) -> None:
         """Turn to a batch.

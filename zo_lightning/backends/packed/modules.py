@@ -39,7 +39,7 @@ class FactoredLinear(nn.Module):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """``x W^T + b``, and what the points of the tokens add."""
         input_TI = input.flatten(0, -2)
-        output_TO = self._weight.product(input_TI, self._bias)
+        output_TO = self._weight.product(input_TI, self._bias, folded=self._factors.active)
         self._factors.add(self._matrix, input_TI, output_TO)
         if self._vector is not None and self._bias is not None and self._factors.active:
             output_TO += _vector(self._factors, self._vector, self._bias, len(input_TI))

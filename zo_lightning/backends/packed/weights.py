@@ -27,8 +27,8 @@ class Weight:
         """Replace the parameter's values."""
         self._plain.copy_(plain)
 
-    def product(self, input_TI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
-        """``x W^T + b`` [T, O]."""
+    def product(self, input_TI: torch.Tensor, bias_O: torch.Tensor | None, *, folded: bool) -> torch.Tensor:
+        """``x W^T + b`` [T, O]; ``folded`` with the working copy, if there is one."""
         return linear(input_TI, self._plain, bias_O)
 
 
@@ -44,11 +44,18 @@ class PrepackedWeight(Weight):
 
     def write(self, plain: torch.Tensor) -> None:
         """Lay new values out."""
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(plain.detach())
+        self._packed = self._working = torch.ops.mkldnn._reorder_linear_weight(plain.detach())
 
-    def product(self, input_TI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
-        """``x W^T + b`` [T, O]."""
-        return torch.ops.mkldnn._linear_pointwise(input_TI, self._packed, bias_O, "none", [], "")
+    def fold(self, left_OC: torch.Tensor, right_IC: torch.Tensor) -> None:
+        """Make a working copy of the weight plus these factors; without columns, it is the weight itself."""
+        self._working = self._packed
+        if left_OC.shape[1]:
+            self._working = torch.ops.mkldnn._reorder_linear_weight(self.read().addmm(left_OC, right_IC.T))
+
+    def product(self, input_TI: torch.Tensor, bias_O: torch.Tensor | None, *, folded: bool) -> torch.Tensor:
+        """``x W^T + b`` [T, O]; ``folded`` with the working copy."""
+        packed = self._working if folded else self._packed
+        return torch.ops.mkldnn._linear_pointwise(input_TI, packed, bias_O, "none", [], "")
 
 
 def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
