@@ -12,9 +12,9 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from zo_lightning.core.bank import Fold, LowRankBank
+from zo_lightning.core.bank import Fold, LowRankBank, spans
 from zo_lightning.core.types import Point
-from zo_lightning.kernels.low_rank import Part, Run, add_low_rank
+from zo_lightning.kernels.low_rank import Part, add_low_rank, table
 
 
 class ExactFactors:
@@ -28,8 +28,8 @@ class ExactFactors:
     def __init__(self, bank: LowRankBank, fold: Fold | None = None) -> None:
         self._bank, self._fold = bank, fold
         places = zip(bank.layout.matrices, bank.col_spans, bank.row_spans, strict=True)
-        self._parts = [[Part(cols.start, rows.start, 0, matrix.rows)] for matrix, cols, rows in places]
-        self._runs: list[Run] = []
+        self._parts = [table([Part(cols.start, rows.start, 0, matrix.rows)]) for matrix, cols, rows in places]
+        self._runs = table([])  # of the batch: point, first token, last token + 1
         self._points: dict[Point, int] = {}
         self._folded: tuple[int, list[int]] | None = None  # the bank's generation, and the slots in the working copy
         self._changed: set[int] = set()
@@ -37,7 +37,7 @@ class ExactFactors:
     @property
     def active(self) -> bool:
         """Whether the batch that runs adds anything to the base."""
-        return bool(self._runs)
+        return len(self._runs) > 0
 
     def program(self, points: Sequence[Point]) -> None:
         """Make the factors of the points of an evaluation."""
@@ -75,18 +75,19 @@ class ExactFactors:
 
     def take(self, points: Sequence[Point] | None, counts: Sequence[int]) -> None:
         """Turn to a batch of sequences of ``counts`` tokens each at its point; without points, the base alone."""
-        self._runs, start = [], 0
+        self._runs = table([])
         if points is None or not self._bank.num_columns:
             return
-        for point, count in zip(points, counts, strict=True):
+        runs: list[tuple[int, int, int]] = []
+        for point, tokens in zip(points, spans(counts), strict=True):
             place = self._points[point]
-            first = self._runs.pop()[1] if self._runs and self._runs[-1][0] == place else start
-            self._runs.append((place, first, start + count))
-            start += count
+            first = runs.pop()[1] if runs and runs[-1][0] == place else tokens.start
+            runs.append((place, first, tokens.stop))
+        self._runs = table(runs)
 
     def add(self, matrix: int, input_TI: torch.Tensor, output_TO: torch.Tensor) -> torch.Tensor:
         """Add ``input @ change^T`` of one matrix to an output, in place."""
-        if self._runs:
+        if self.active:
             add_low_rank(output_TO, input_TI, self._right_CJ, self._left_ACQ, self._parts[matrix], self._runs)
         return output_TO
 
@@ -95,7 +96,7 @@ class ExactFactors:
         rows, cols = self._bank.row_spans[matrix], self._bank.col_spans[matrix]
         changes = [
             self._left_ACQ[place][:, rows][:, ids_T[start:end]].T @ self._right_CJ[:, cols]
-            for place, start, end in self._runs
+            for place, start, end in self._runs.tolist()
         ]
         return torch.cat(changes) if changes else self._right_CJ.new_zeros(len(ids_T), cols.stop - cols.start)
 
