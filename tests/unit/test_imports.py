@@ -20,7 +20,7 @@ ORDER = (
     ("backends",),
     ("optim",),
     ("modules",),
-    ("strategies", "export"),
+    ("strategies", "export", "bench"),
     ("callbacks",),
     ("cli",),
 )

@@ -111,6 +111,17 @@ class ExportConf(RunConf):
 
 
 @dataclass
+class BenchConf(RunConf):
+    """The root of a benchmark: what a run is, and how to measure it."""
+
+    command: str = MISSING
+    rounds: int = 20
+    warm_up: int = 3
+    dense: Any = MISSING
+    packed: Any = None
+
+
+@dataclass
 class ModelConf:
     """A language model; ``path`` is a local folder or a name on the hub."""
 
@@ -266,6 +277,7 @@ def register() -> None:
     for name, node in _SCHEMAS.items():
         store.store(name=name, node=node, provider="zo_lightning")
     store.store(name="base_export", node=_on_top(ExportConf, RunConf), provider="zo_lightning")
+    store.store(name="base_bench", node=_on_top(BenchConf, RunConf), provider="zo_lightning")
 
 
 def _on_top(schema: type, base: type) -> DictConfig:

@@ -1,0 +1,1 @@
+"""The benchmarks of ``zo-bench``: each subcommand is a module whose ``run`` measures on a workbench."""

@@ -1,0 +1,94 @@
+"""What a benchmark works on. Parts that take time are made when they are first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from zo_lightning.core.method import Method
+from zo_lightning.core.roles import Backend
+from zo_lightning.core.types import BankSpec, Example, Score
+from zo_lightning.errors import DataError
+
+if TYPE_CHECKING:
+    from zo_lightning.models import PreparedModel
+
+Examples = tuple[Example, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workbench:
+    """The parts of a configured run and how to measure it.
+
+    Args:
+        model_name: the model's, for titles.
+        task_name: the task's, likewise.
+        method: direction, query, estimator and update.
+        bank: size and policy of the factor bank.
+        objective: what is scored.
+        seed: of directions and of the order of the data.
+        batch_size: examples of a step.
+        rounds: rounds that count.
+        warm_up: rounds before them that do not.
+        make_backend: makes the backend of a name, with changed settings; it is not open.
+        make_model: has the model on the local disk.
+        make_examples: the task's training examples, in the model's tokens.
+        options: settings of single subcommands by their keys.
+    """
+
+    model_name: str
+    task_name: str
+    method: Method
+    bank: BankSpec
+    objective: Score
+    seed: int
+    batch_size: int
+    rounds: int
+    warm_up: int
+    make_backend: Callable[..., Backend]
+    make_model: Callable[[], PreparedModel]
+    make_examples: Callable[[PreparedModel], Examples]
+    options: dict[str, Any]
+
+    @cached_property
+    def model(self) -> PreparedModel:
+        """The model, on the local disk."""
+        return self.make_model()
+
+    @cached_property
+    def batches(self) -> tuple[Examples, ...]:
+        """The batches of an epoch as training sees them, without a smaller last one.
+
+        Raises:
+            DataError: if there are fewer examples than a batch has.
+        """
+        from zo_lightning.data import ExampleLoader
+
+        loader = ExampleLoader(self.make_examples(self.model), self.batch_size, seed=self.seed, shuffle=True)
+        whole = tuple(batch.examples for batch in loader if len(batch.examples) == self.batch_size)
+        if not whole:
+            raise DataError(f"there are fewer training examples than `data.batch_size`={self.batch_size}")
+        return whole
+
+    def batch(self, number: int) -> Examples:
+        """The batch of a round; after the last one they come round again."""
+        return self.batches[number % len(self.batches)]
+
+    @contextmanager
+    def opened(self, name: str, *, bank: BankSpec | None = None, **changes: Any) -> Iterator[Any]:
+        """A backend of this name, open, which is closed at the end.
+
+        Args:
+            name: an option of the group ``backend``.
+            bank: another one than the workbench's.
+            **changes: settings of the backend other than the configured ones.
+        """
+        backend = self.make_backend(name, **changes)
+        backend.open(self.model.layout, self.method.direction, self.method.update, bank or self.bank)
+        try:
+            yield backend
+        finally:
+            backend.close()

@@ -1,0 +1,115 @@
+"""``zo-bench SUBCOMMAND``: measure on this machine; a table, a picture and one line of JSON."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hydra
+from omegaconf import DictConfig
+
+from zo_lightning.cli.errors import FAILED, reported
+from zo_lightning.cli.terminal import quiet_libraries
+from zo_lightning.config import instantiate, register
+from zo_lightning.errors import ConfigError
+
+if TYPE_CHECKING:
+    from zo_lightning.bench.workbench import Workbench
+
+# Each is a module of zo_lightning.bench with a function `run`.
+SUBCOMMANDS = {
+    "step": "a step beside matched inference, the dense path, the packed backend and the machine's own product",
+}
+register()
+
+
+def main() -> None:
+    """Take the subcommand off the command line; the rest is Hydra's."""
+    with reported():
+        command, rest = split_command(sys.argv[1:])
+        if command not in SUBCOMMANDS:
+            raise SystemExit(_explain(command, asked=bool({"-h", "--help"} & set(rest))))
+        sys.argv[1:] = [f"command={command}", *rest]
+        _main()
+
+
+def split_command(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The first word if it is neither a flag nor an override, and the rest.
+
+    Examples:
+        >>> split_command(["step", "rounds=3"])
+        ('step', ['rounds=3'])
+        >>> split_command(["--help"])
+        (None, ['--help'])
+    """
+    if arguments and not arguments[0].startswith("-") and "=" not in arguments[0]:
+        return arguments[0], list(arguments[1:])
+    return None, list(arguments)
+
+
+def _explain(command: str | None, *, asked: bool) -> int:
+    """Print the subcommands; returns the exit code."""
+    stream = sys.stdout if asked else sys.stderr
+    if not asked:
+        missing = "a subcommand is missing" if command is None else f"there is no subcommand `{command}`"
+        print(f"error: {missing}; choose one of these", file=stream)
+    print("Usage: zo-bench SUBCOMMAND [group=option ...] [key=value ...] [flags]\n", file=stream)
+    for name, about in SUBCOMMANDS.items():
+        print(f"  {name:<9} {about}", file=stream)
+    print("\n`zo-bench SUBCOMMAND --help` lists groups and keys, as in zo-train.", file=stream)
+    return 0 if asked else FAILED
+
+
+@hydra.main(version_base="1.3", config_path="pkg://zo_lightning.conf", config_name="bench")
+def _main(config: DictConfig) -> None:
+    run(config)
+
+
+def run(config: DictConfig) -> None:
+    """Measure and publish."""
+    with reported():
+        if config.rounds < 1 or config.warm_up < 0:
+            raise ConfigError(f"`rounds`={config.rounds} must be at least 1 and `warm_up`={config.warm_up} at least 0")
+        quiet_libraries()
+        report = import_module(f"zo_lightning.bench.{config.command}").run(workbench(config))
+        report.publish(Path(config.paths.output_dir), config.command)
+
+
+def workbench(config: DictConfig) -> Workbench:
+    """What the configured run is made of; no model is touched."""
+    from zo_lightning.bench.workbench import Workbench
+    from zo_lightning.cli.session import build_method, prepared_model
+    from zo_lightning.core.types import Score
+
+    def make_backend(name: str, **changes: Any) -> Any:
+        chosen = config.backend if name == "backend" else config.get(name)
+        return instantiate(chosen, **changes)
+
+    def make_examples(model: Any) -> Any:
+        from zo_lightning.models import load_tokenizer
+
+        return instantiate(config.task).texts().encode(load_tokenizer(model.folder), max_length=model.max_length).train
+
+    method, bank = build_method(config, make_backend("backend").capabilities)
+    return Workbench(
+        model_name=config.model.name,
+        task_name=config.task.name,
+        method=method,
+        bank=bank,
+        objective=Score(loss=config.objective.loss.value),
+        seed=config.seed,
+        batch_size=config.data.batch_size,
+        rounds=config.rounds,
+        warm_up=config.warm_up,
+        make_backend=make_backend,
+        make_model=lambda: prepared_model(config),
+        make_examples=make_examples,
+        options={},
+    )
+
+
+if __name__ == "__main__":
+    main()
