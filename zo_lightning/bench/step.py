@@ -1,73 +1,159 @@
-"""``zo-bench step``: what a step costs beside matched inference and beside what it replaces."""
+"""``zo-bench step``: what a step costs beside matched inference, what it replaces, and the machine's own product."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 
+from zo_lightning.bench.floor import Floor, analytic_overhead
 from zo_lightning.bench.report import Report, bars
-from zo_lightning.bench.timing import measure, ratio_of_medians, use_all_cores
-from zo_lightning.bench.workbench import Workbench
-from zo_lightning.core.types import Example
-from zo_lightning.optim.zo_optimizer import ZOOptimizer
+from zo_lightning.bench.rows import Load, candidate_rows, padded_load, real_load
+from zo_lightning.bench.timing import Case, Ratio, measure, ratio_of_medians, use_all_cores
+from zo_lightning.bench.training import Training, released
+from zo_lightning.bench.workbench import Examples, Workbench
+from zo_lightning.errors import ConfigError
 
-
-class Training:
-    """Consecutive steps of a method on an open backend, as the module and the optimizer take them.
-
-    Args:
-        bench: method, seed and batches.
-        backend: open.
-    """
-
-    def __init__(self, bench: Workbench, backend: Any) -> None:
-        self._bench, self._backend = bench, backend
-        self._step = 0
-        self.seconds_evaluating: list[float] = []  # of each step: inside the backend's forward passes
-        self._optimizer = ZOOptimizer(
-            [torch.nn.Parameter(torch.zeros((), dtype=torch.int64), requires_grad=False)],
-            lr=bench.method.update.lr,
-            backend=backend,
-            direction=bench.method.direction,
-            estimator=bench.method.estimator,
-        )
-
-    def __call__(self, number: int) -> None:
-        """One step on the batch of a round."""
-        method, backend, examples = self._bench.method, self._backend, self._bench.batch(number)
-        keys = method.direction.keys(seed=self._bench.seed, step=self._step)
-        requests = method.query.plan(keys, examples, backend.version, self._bench.objective)
-        observations = backend.evaluate(requests)
-        while further := method.query.follow(requests, observations):
-            requests, observations = requests + further, observations + backend.evaluate(further)
-        self._optimizer.collect(requests, observations)
-        self._optimizer.step()
-        self._step += 1
-        self.seconds_evaluating.append(sum(o.seconds for o in observations))
+STEP, MATCHED, DENSE, PACKED, FLOOR = "step", "matched inference", "dense path", "packed", "floor"
+_LABELS = {
+    STEP: "our step",
+    MATCHED: "matched inference",
+    DENSE: "released LoZO, dense",
+    PACKED: "our step, packed",
+    FLOOR: "floor: bare products",
+}
 
 
 def run(bench: Workbench) -> Report:
-    """Measure a step and its matched inference, in turn."""
-    with bench.opened("backend") as backend:
+    """Measure all cases in turn on the same batches.
+
+    Raises:
+        ConfigError: if the backend has no plain inference to compare with.
+    """
+    with ExitStack() as stack:
+        backend = stack.enter_context(bench.opened("backend"))
+        if not hasattr(backend, "infer"):
+            raise ConfigError("`zo-bench step` compares with plain inference of an engine: choose `backend=vllm`")
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        floor = Floor(bench.model.layout, dtype=backend.dtype, device=device)
+        training, points = Training(bench, backend), bench.method.query.max_points
+        cases: dict[str, Case] = {
+            STEP: training,
+            MATCHED: lambda number: backend.infer(*[bench.batch(number)] * points),
+            FLOOR: lambda number: floor.compute(_times(points, real_load(bench.batch(number)))),
+        }
+        if bench.has("dense"):
+            dense = released(bench, dtype=backend.dtype, device=device)
+            cases[DENSE] = lambda number: dense.step(bench.batch(number), seed=number)
+        if bench.has("packed"):
+            cases[PACKED] = Training(bench, stack.enter_context(bench.opened("packed")))
         use_all_cores()
-        training = Training(bench, backend)
-        cases = {"step": training, "matched inference": lambda number: matched(bench, backend, bench.batch(number))}
         seconds = measure(cases, rounds=bench.rounds, warm_up=bench.warm_up)
-    ratio = ratio_of_medians(seconds["step"], seconds["matched inference"])
+    batches = [bench.batch(number) for number in range(bench.warm_up, bench.warm_up + bench.rounds)]
+    evaluating = training.seconds_evaluating[bench.warm_up :]
+    return _report(bench, seconds, [_work(floor, points, batch) for batch in batches], evaluating)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Tokens and floating-point operations of a round: ours, and the dense path's."""
+
+    tokens: int
+    flops: float
+    dense_tokens: int
+    dense_flops: float
+
+
+def _work(floor: Floor, points: int, examples: Examples) -> Work:
+    ours, dense = _times(points, real_load(examples)), _times(2, padded_load(candidate_rows(examples)))
+    return Work(tokens=ours.tokens, flops=floor.flops(ours), dense_tokens=dense.tokens, dense_flops=floor.flops(dense))
+
+
+def _times(count: int, load: Load) -> Load:
+    return Load(count * load.tokens, count * load.scored)
+
+
+def ratios(seconds: Mapping[str, Sequence[float]], work: Sequence[Work]) -> dict[str, Ratio]:
+    """Every ratio that the measured cases allow, by its name in the JSON."""
+    step, floor = seconds[STEP], seconds[FLOOR]
+    found = {
+        "step_over_matched": ratio_of_medians(step, seconds[MATCHED]),
+        "step_over_floor": ratio_of_medians(step, floor),
+        "matched_over_floor": ratio_of_medians(seconds[MATCHED], floor),
+    }
+    if DENSE in seconds:
+        dense_floor = [own * w.dense_flops / w.flops for own, w in zip(floor, work, strict=True)]
+        found["dense_over_step"] = ratio_of_medians(seconds[DENSE], step)
+        found["dense_over_floor"] = ratio_of_medians(seconds[DENSE], dense_floor)
+    if PACKED in seconds:
+        found["packed_over_step"] = ratio_of_medians(seconds[PACKED], step)
+        found["packed_over_floor"] = ratio_of_medians(seconds[PACKED], floor)
+    return found
+
+
+def _report(
+    bench: Workbench, seconds: Mapping[str, Sequence[float]], work: Sequence[Work], evaluating: Sequence[float]
+) -> Report:
+    found, rank = ratios(seconds, work), bench.method.direction.rank
     medians = {name: median(values) for name, values in seconds.items()}
+    overhead = analytic_overhead(bench.model.layout, rank)
+    host = median(1 - inside / whole for inside, whole in zip(evaluating, seconds[STEP], strict=True))
+    rate = median(w.flops for w in work) / medians[FLOOR]
+    facts: dict[str, Any] = {name: value for key, ratio in found.items() for name, value in ratio.facts(key).items()}
+    facts |= {
+        "seconds": medians,
+        "analytic_overhead": overhead,
+        "host_share": host,
+        "tokens": median(w.tokens for w in work),
+        "dense_tokens": median(w.dense_tokens for w in work),
+        "gflops_per_second": rate / 1e9,
+        "rounds": len(work),
+        "batch_size": bench.batch_size,
+        "rank": rank,
+    }
     return Report(
-        title=f"a step on {bench.model_name}, {bench.task_name}",
-        columns=("", "seconds"),
-        rows=[(name, f"{value:.3f}") for name, value in medians.items()],
-        facts={**ratio.facts("step_over_matched"), "rounds": bench.rounds},
-        draw=lambda axes: bars(axes, medians, "seconds (median)"),
-        notes=(f"step / matched inference {ratio}",),
+        title=f"a step on {bench.model_name}, {bench.task_name}, batch {bench.batch_size}, rank {rank}",
+        columns=("", "seconds", "over matched", "over own floor"),
+        rows=[_row(name, value, seconds, found) for name, value in medians.items()],
+        facts=facts,
+        draw=lambda axes: bars(axes, {_LABELS[name]: value for name, value in medians.items()}, "seconds (median)"),
+        notes=_notes(found, overhead, host, rate, facts),
     )
 
 
-def matched(bench: Workbench, backend: Any, examples: Sequence[Example]) -> None:
-    """The inference that a step rests on: the same requests, without directions, factors or update."""
-    backend.infer(*[examples] * bench.method.query.max_points)
+def _row(
+    name: str, seconds: float, all_seconds: Mapping[str, Sequence[float]], found: Mapping[str, Ratio]
+) -> tuple[str, ...]:
+    over_matched = ratio_of_medians(all_seconds[name], all_seconds[MATCHED])
+    keys = {STEP: "step", MATCHED: "matched", DENSE: "dense", PACKED: "packed"}
+    over_floor = found.get(f"{keys[name]}_over_floor") if name in keys else None
+    return (
+        _LABELS[name],
+        f"{seconds:.3f}",
+        "" if name == MATCHED else str(over_matched),
+        str(over_floor) if over_floor else "",
+    )
+
+
+def _notes(
+    found: Mapping[str, Ratio], overhead: float, host: float, rate: float, facts: Mapping[str, Any]
+) -> list[str]:
+    measured = found["step_over_matched"]
+    notes = [
+        f"overhead over matched inference: measured {measured.value - 1:.2%} ({measured.low - 1:.2%} to "
+        f"{measured.high - 1:.2%}), analytic {overhead:.2%} (rank * sum(m + n) / sum(m n))",
+        f"host work outside the engine's answer: {host:.2%} of a step",
+        f"floor: {facts['tokens']:,.0f} tokens at {rate / 1e9:,.0f} GFLOP/s",
+    ]
+    if "dense_over_step" in found:
+        notes.append(
+            f"dense path / our step {found['dense_over_step']}; its floor are the products of its "
+            f"{facts['dense_tokens']:,.0f} padded positions, heads included; it trains all parameters, as released"
+        )
+    if "packed_over_step" in found:
+        notes.append(f"packed / our step {found['packed_over_step']}")
+    return [*notes, f"medians of {facts['rounds']} rounds, every case once a round; in brackets 95 % intervals"]

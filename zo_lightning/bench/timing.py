@@ -28,7 +28,7 @@ class Ratio:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+        return f"{self.value:.3f} ({self.low:.3f}-{self.high:.3f})"
 
     def facts(self, name: str) -> dict[str, float | list[float]]:
         """The ratio under a name and its interval beside it.

@@ -36,7 +36,7 @@ class Workbench:
         make_backend: makes the backend of a name, with changed settings; it is not open.
         make_model: has the model on the local disk.
         make_examples: the task's training examples, in the model's tokens.
-        options: settings of single subcommands by their keys.
+        others: names of further backends to compare with.
     """
 
     model_name: str
@@ -51,7 +51,7 @@ class Workbench:
     make_backend: Callable[..., Backend]
     make_model: Callable[[], PreparedModel]
     make_examples: Callable[[PreparedModel], Examples]
-    options: dict[str, Any]
+    others: frozenset[str]
 
     @cached_property
     def model(self) -> PreparedModel:
@@ -76,6 +76,10 @@ class Workbench:
     def batch(self, number: int) -> Examples:
         """The batch of a round; after the last one they come round again."""
         return self.batches[number % len(self.batches)]
+
+    def has(self, name: str) -> bool:
+        """Whether a further backend takes part."""
+        return name in self.others
 
     @contextmanager
     def opened(self, name: str, *, bank: BankSpec | None = None, **changes: Any) -> Iterator[Any]:

@@ -107,7 +107,7 @@ def workbench(config: DictConfig) -> Workbench:
         make_backend=make_backend,
         make_model=lambda: prepared_model(config),
         make_examples=make_examples,
-        options={},
+        others=frozenset(name for name in ("dense", "packed") if config[name] and name not in config.without),
     )
 
 

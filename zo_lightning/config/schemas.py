@@ -119,6 +119,7 @@ class BenchConf(RunConf):
     warm_up: int = 3
     dense: Any = MISSING
     packed: Any = None
+    without: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -1,0 +1,65 @@
+"""The floor of a step: its products alone, at the rate of this machine's own matrix product."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from zo_lightning.bench.rows import Load
+from zo_lightning.core.types import Layout
+
+
+class Floor:
+    """The linear layers of a model and its head as bare products: what a forward pass cannot do without.
+
+    One weight stands for all matrices of its shape; each product runs as often as the model has such matrices.
+
+    Args:
+        layout: the matrices inside the layers.
+        dtype: of weights and activations.
+        device: where they are.
+    """
+
+    def __init__(self, layout: Layout, *, dtype: str, device: torch.device) -> None:
+        self._settings = {"dtype": getattr(torch, dtype), "device": device}
+        self._counts = Counter((matrix.rows, matrix.cols) for matrix in layout.matrices)
+        self._head = head_shape(Path(layout.model))
+        self._weights = {shape: self._filled(*shape) for shape in {*self._counts, self._head}}
+
+    def flops(self, load: Load) -> float:
+        """Floating-point operations of a load."""
+        linears = sum(count * rows * cols for (rows, cols), count in self._counts.items())
+        return 2.0 * (load.tokens * linears + load.scored * self._head[0] * self._head[1])
+
+    @torch.inference_mode()
+    def compute(self, load: Load) -> None:
+        """Run the products of a load."""
+        for shape, count in self._counts.items():
+            inputs = self._filled(load.tokens, shape[1])
+            for _ in range(count):
+                torch.nn.functional.linear(inputs, self._weights[shape])
+        torch.nn.functional.linear(self._filled(load.scored, self._head[1]), self._weights[self._head])
+
+    def _filled(self, rows: int, cols: int) -> torch.Tensor:
+        return torch.ones(rows, cols, **self._settings)  # type: ignore[arg-type]
+
+
+def head_shape(folder: Path) -> tuple[int, int]:
+    """Rows and columns of the output projection."""
+    from zo_lightning.models.layout import load_config
+
+    config = load_config(folder)
+    return config.vocab_size, getattr(config, "word_embed_proj_dim", config.hidden_size)
+
+
+def analytic_overhead(layout: Layout, columns: int) -> float:
+    """What factors add to the linears' work: ``columns * sum(m + n) / sum(m n)``.
+
+    Examples:
+        >>> from zo_lightning.core.types import MatrixSpec
+        >>> analytic_overhead(Layout(model="", matrices=(MatrixSpec(name="a", rows=8, cols=8),), num_parameters=64), 2)
+        0.5
+    """
+    return columns * (layout.num_rows + layout.num_cols) / sum(m.rows * m.cols for m in layout.matrices)

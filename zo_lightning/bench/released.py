@@ -1,0 +1,144 @@
+"""The dense path as released LoZO runs it: the baseline of the benchmarks, written from a description of that code.
+
+Every step makes ``z = U V^T`` anew from a seeded stream for each of three perturbations (plus, minus, restore) and for
+the update, and writes it into the weights. Losses come from one padded row for each answer option, with logits at
+every position. The operations on weights are the released ones, one torch call for each; only the loss is cheaper here:
+log-probabilities are taken where they are scored, not at every position.
+
+Shape suffixes: O rows and I columns of a parameter, R the rank, K scored positions, V the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zo_lightning.bench.rows import candidate_rows, left_padded
+from zo_lightning.core.objective import observe
+from zo_lightning.core.types import Example, Score
+
+Parameters = Mapping[str, torch.Tensor]
+_NO_DECAY = ("bias", "layer_norm", "layernorm")
+
+
+class ReleasedWeights:
+    """The writes of a step into dense weights.
+
+    Args:
+        parameters: those that are trained; those of two dimensions take low-rank directions, others dense ones.
+        rank: columns of U and V.
+        refresh_every: steps over which V stays.
+        eps: finite-difference step.
+        lr: learning rate.
+        weight_decay: of matrices.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        *,
+        rank: int,
+        refresh_every: int,
+        eps: float,
+        lr: float,
+        weight_decay: float = 0.0,
+    ) -> None:
+        self._parameters = dict(parameters)
+        self._rank, self._refresh_every, self._eps, self._lr = rank, refresh_every, eps, lr
+        self._weight_decay = weight_decay
+        self._step, self._seed = -1, 0
+        self._right: dict[str, torch.Tensor] = {}
+
+    def begin(self, seed: int) -> None:
+        """Start a step, whose directions come from this seed."""
+        self._step, self._seed = self._step + 1, seed
+
+    def perturb(self, scale: float) -> None:
+        """Add ``scale * eps * z`` to every parameter."""
+        torch.manual_seed(self._seed)
+        for name, parameter in self._parameters.items():
+            if parameter.ndim >= 2:
+                if self._step % self._refresh_every == 0:
+                    self._right[name] = self._normal(parameter, parameter.shape[1], self._rank)
+                left_OR = self._normal(parameter, parameter.shape[0], self._rank)
+                parameter.data = parameter.data + scale * (left_OR @ self._right[name].t()) * self._eps
+            else:
+                parameter.data = parameter.data + scale * self._normal(parameter, *parameter.shape) * self._eps
+
+    def update(self, coefficient: float) -> None:
+        """Descend along ``coefficient * z``. As released, a stage's first step draws another U than it measured."""
+        torch.manual_seed(self._seed)
+        for name, parameter in self._parameters.items():
+            if parameter.ndim >= 2:
+                z = self._normal(parameter, parameter.shape[0], self._rank) @ self._right[name].t()
+            else:
+                z = self._normal(parameter, *parameter.shape)
+            if any(word in name for word in _NO_DECAY):
+                parameter.data = parameter.data - self._lr * (coefficient * z)
+            else:
+                parameter.data = parameter.data - self._lr * (coefficient * z + self._weight_decay * parameter.data)
+
+    @staticmethod
+    def _normal(like: torch.Tensor, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=like.device, dtype=like.dtype)
+
+
+class ReleasedLozo:
+    """Training steps of released LoZO on a transformers model.
+
+    Args:
+        folder: the model's.
+        dtype: of the weights.
+        device: where they are.
+        objective: what is scored.
+        only: names of the parameters to train; None trains all, as released.
+        **settings: of `ReleasedWeights`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: str,
+        device: torch.device,
+        objective: Score,
+        only: Sequence[str] | None = None,
+        **settings: Any,
+    ) -> None:
+        from transformers import AutoModelForCausalLM
+
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
+        self.model = model.to(device).eval().requires_grad_(False)
+        self._device, self._objective, self._eps = device, objective, settings["eps"]
+        named = {name: value for name, value in self.model.named_parameters() if only is None or name in only}
+        self.weights = ReleasedWeights(named, **settings)
+
+    @torch.inference_mode()
+    def step(self, examples: Sequence[Example], *, seed: int) -> float:
+        """One step; returns its projected gradient."""
+        self.weights.begin(seed)
+        self.weights.perturb(1.0)
+        plus = self.loss(examples)
+        self.weights.perturb(-2.0)
+        minus = self.loss(examples)
+        self.weights.perturb(1.0)
+        coefficient = (plus - minus) / (2 * self._eps)
+        self.weights.update(coefficient)
+        return coefficient
+
+    @torch.inference_mode()
+    def loss(self, examples: Sequence[Example]) -> float:
+        """Mean loss of the batch, in one forward pass."""
+        logits_BTV = self.model(**left_padded(candidate_rows(examples), self._device), use_cache=False).logits
+        rows, logprobs = iter(logits_BTV), []
+        for example in examples:
+            logprobs.append([_option_logprob(next(rows), option) for option in example.options])
+        return observe(self._objective, examples, logprobs, tokens=0, seconds=0.0).value
+
+
+def _option_logprob(logits_TV: torch.Tensor, option: tuple[int, ...]) -> float:
+    logprobs_KV = logits_TV[-1 - len(option) : -1].float().log_softmax(-1)
+    return float(logprobs_KV.gather(-1, torch.tensor(option, device=logits_TV.device)[:, None]).sum())

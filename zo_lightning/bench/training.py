@@ -1,0 +1,60 @@
+"""The steps that are measured, each a case of `timing.measure`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from zo_lightning.bench.released import ReleasedLozo
+from zo_lightning.bench.workbench import Workbench
+from zo_lightning.optim.zo_optimizer import ZOOptimizer
+
+
+class Training:
+    """Consecutive steps of a method on an open backend, as the module and the optimizer take them.
+
+    Args:
+        bench: method, seed and batches.
+        backend: open.
+    """
+
+    def __init__(self, bench: Workbench, backend: Any) -> None:
+        self._bench, self._backend = bench, backend
+        self._step = 0
+        self.seconds_evaluating: list[float] = []  # of each step: while the backend answered
+        self._optimizer = ZOOptimizer(
+            [torch.nn.Parameter(torch.zeros((), dtype=torch.int64), requires_grad=False)],
+            lr=bench.method.update.lr,
+            backend=backend,
+            direction=bench.method.direction,
+            estimator=bench.method.estimator,
+        )
+
+    def __call__(self, number: int) -> None:
+        """One step on the batch of a round."""
+        method, backend, examples = self._bench.method, self._backend, self._bench.batch(number)
+        keys = method.direction.keys(seed=self._bench.seed, step=self._step)
+        requests = method.query.plan(keys, examples, backend.version, self._bench.objective)
+        observations = backend.evaluate(requests)
+        while further := method.query.follow(requests, observations):
+            requests, observations = requests + further, observations + backend.evaluate(further)
+        self._optimizer.collect(requests, observations)
+        self._optimizer.step()
+        self._step += 1
+        self.seconds_evaluating.append(sum(observation.seconds for observation in observations))
+
+
+def released(bench: Workbench, *, dtype: str, device: torch.device, linear: bool = False) -> ReleasedLozo:
+    """The dense path with the workbench's settings; ``linear`` trains the matrices of the layout alone."""
+    return ReleasedLozo(
+        bench.model.folder,
+        dtype=dtype,
+        device=device,
+        objective=bench.objective,
+        only=[f"{matrix.name}.weight" for matrix in bench.model.layout.matrices] if linear else None,
+        rank=bench.method.direction.rank,
+        refresh_every=bench.method.direction.refresh_every,
+        eps=bench.method.query.eps,  # type: ignore[attr-defined]
+        lr=bench.method.update.lr,
+    )
