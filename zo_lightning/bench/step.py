@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from zo_lightning.bench.floor import Floor, analytic_overhead
+from zo_lightning.bench.released import InPlaceWeights
 from zo_lightning.bench.report import Report, bars
 from zo_lightning.bench.rows import Load, candidate_rows, padded_load, real_load
 from zo_lightning.bench.timing import Case, Ratio, measure, ratio_of_medians, use_all_cores
@@ -18,11 +19,12 @@ from zo_lightning.bench.training import Training, released
 from zo_lightning.bench.workbench import Examples, Workbench
 from zo_lightning.errors import ConfigError
 
-STEP, MATCHED, DENSE, PACKED, FLOOR = "step", "matched inference", "dense path", "packed", "floor"
+STEP, MATCHED, DENSE, IN_PLACE, PACKED, FLOOR = "step", "matched", "dense", "dense_in_place", "packed", "floor"
 _LABELS = {
     STEP: "our step",
     MATCHED: "matched inference",
     DENSE: "released LoZO, dense",
+    IN_PLACE: "the same, in place",
     PACKED: "our step, packed",
     FLOOR: "floor: bare products",
 }
@@ -48,7 +50,9 @@ def run(bench: Workbench) -> Report:
         }
         if bench.has("dense"):
             dense = released(bench, dtype=backend.dtype, device=device)
+            in_place = released(bench, dtype=backend.dtype, device=device, weights=InPlaceWeights)
             cases[DENSE] = lambda number: dense.step(bench.batch(number), seed=number)
+            cases[IN_PLACE] = lambda number: in_place.step(bench.batch(number), seed=number)
         if bench.has("packed"):
             cases[PACKED] = Training(bench, stack.enter_context(bench.opened("packed")))
         use_all_cores()
@@ -85,10 +89,11 @@ def ratios(seconds: Mapping[str, Sequence[float]], work: Sequence[Work]) -> dict
         "step_over_floor": ratio_of_medians(step, floor),
         "matched_over_floor": ratio_of_medians(seconds[MATCHED], floor),
     }
-    if DENSE in seconds:
-        dense_floor = [own * w.dense_flops / w.flops for own, w in zip(floor, work, strict=True)]
-        found["dense_over_step"] = ratio_of_medians(seconds[DENSE], step)
-        found["dense_over_floor"] = ratio_of_medians(seconds[DENSE], dense_floor)
+    dense_floor = [own * w.dense_flops / w.flops for own, w in zip(floor, work, strict=True)]
+    for name in (DENSE, IN_PLACE):
+        if name in seconds:
+            found[f"{name}_over_step"] = ratio_of_medians(seconds[name], step)
+            found[f"{name}_over_floor"] = ratio_of_medians(seconds[name], dense_floor)
     if PACKED in seconds:
         found["packed_over_step"] = ratio_of_medians(seconds[PACKED], step)
         found["packed_over_floor"] = ratio_of_medians(seconds[PACKED], floor)
@@ -129,8 +134,7 @@ def _row(
     name: str, seconds: float, all_seconds: Mapping[str, Sequence[float]], found: Mapping[str, Ratio]
 ) -> tuple[str, ...]:
     over_matched = ratio_of_medians(all_seconds[name], all_seconds[MATCHED])
-    keys = {STEP: "step", MATCHED: "matched", DENSE: "dense", PACKED: "packed"}
-    over_floor = found.get(f"{keys[name]}_over_floor") if name in keys else None
+    over_floor = found.get(f"{name}_over_floor")
     return (
         _LABELS[name],
         f"{seconds:.3f}",
@@ -151,8 +155,9 @@ def _notes(
     ]
     if "dense_over_step" in found:
         notes.append(
-            f"dense path / our step {found['dense_over_step']}; its floor are the products of its "
-            f"{facts['dense_tokens']:,.0f} padded positions, heads included; it trains all parameters, as released"
+            f"released LoZO / our step {found['dense_over_step']}, with its writes in place "
+            f"{found['dense_in_place_over_step']}; its floor: {facts['dense_tokens']:,.0f} padded positions, heads "
+            "included; it trains all parameters, as released"
         )
     if "packed_over_step" in found:
         notes.append(f"packed / our step {found['packed_over_step']}")

@@ -45,7 +45,9 @@ class Training:
         self.seconds_evaluating.append(sum(observation.seconds for observation in observations))
 
 
-def released(bench: Workbench, *, dtype: str, device: torch.device, linear: bool = False) -> ReleasedLozo:
+def released(
+    bench: Workbench, *, dtype: str, device: torch.device, linear: bool = False, **changes: Any
+) -> ReleasedLozo:
     """The dense path with the workbench's settings; ``linear`` trains the matrices of the layout alone."""
     return ReleasedLozo(
         bench.model.folder,
@@ -57,4 +59,5 @@ def released(bench: Workbench, *, dtype: str, device: torch.device, linear: bool
         refresh_every=bench.method.direction.refresh_every,
         eps=bench.method.query.eps,  # type: ignore[attr-defined]
         lr=bench.method.update.lr,
+        **changes,
     )
