@@ -20,7 +20,7 @@ from zo_lightning.bench.rows import candidate_rows, left_padded
 from zo_lightning.core.objective import observe
 from zo_lightning.core.types import Example, Score
 
-Parameters = Mapping[str, torch.Tensor]
+Factors = dict[str, torch.Tensor]
 _NO_DECAY = ("bias", "layer_norm", "layernorm")
 
 
@@ -38,7 +38,7 @@ class ReleasedWeights:
 
     def __init__(
         self,
-        parameters: Parameters,
+        parameters: Mapping[str, torch.Tensor],
         *,
         rank: int,
         refresh_every: int,
@@ -49,20 +49,29 @@ class ReleasedWeights:
         self._parameters = dict(parameters)
         self._rank, self._refresh_every, self._eps, self._lr = rank, refresh_every, eps, lr
         self._weight_decay = weight_decay
-        self._step, self._seed = -1, 0
+        self._step, self._seed = 0, 0
         self._right: dict[str, torch.Tensor] = {}
 
-    def begin(self, seed: int) -> None:
-        """Start a step, whose directions come from this seed."""
-        self._step, self._seed = self._step + 1, seed
+    def begin(self, step: int, *, seed: int) -> None:
+        """Start a step, whose directions come from this seed; a stage's first one draws V."""
+        self._step, self._seed = step, seed
 
     def perturb(self, scale: float) -> None:
         """Add ``scale * eps * z`` to every parameter."""
         torch.manual_seed(self._seed)
         for name, parameter in self._parameters.items():
-            if parameter.ndim >= 2 and self._step % self._refresh_every == 0:
-                self._right[name] = self._normal(parameter, parameter.shape[1], self._rank)
+            self._refresh(name, parameter)
             self._add(parameter, self._direction(name, parameter), scale)
+
+    def factors(self) -> tuple[Factors, Factors]:
+        """U times eps, and V, of every matrix: what perturbs a forward pass without a write."""
+        torch.manual_seed(self._seed)
+        lefts = {}
+        for name, parameter in self._parameters.items():
+            if parameter.ndim >= 2:
+                self._refresh(name, parameter)
+                lefts[name] = self._normal(parameter, parameter.shape[0], self._rank) * self._eps
+        return lefts, self._right
 
     def update(self, coefficient: float) -> None:
         """Descend along ``coefficient * z``. As released, a stage's first step draws another U than it measured."""
@@ -70,6 +79,10 @@ class ReleasedWeights:
         for name, parameter in self._parameters.items():
             decay = None if any(word in name for word in _NO_DECAY) else self._weight_decay
             self._descend(parameter, self._direction(name, parameter), coefficient, decay)
+
+    def _refresh(self, name: str, parameter: torch.Tensor) -> None:
+        if parameter.ndim >= 2 and self._step % self._refresh_every == 0:
+            self._right[name] = self._normal(parameter, parameter.shape[1], self._rank)
 
     def _direction(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         if parameter.ndim < 2:
@@ -135,9 +148,9 @@ class ReleasedLozo:
         self.weights = weights(named, **settings)
 
     @torch.inference_mode()
-    def step(self, examples: Sequence[Example], *, seed: int) -> float:
-        """One step; returns its projected gradient."""
-        self.weights.begin(seed)
+    def step(self, examples: Sequence[Example], number: int) -> float:
+        """Step ``number``, which is its seed too; returns the projected gradient."""
+        self.weights.begin(number, seed=number)
         self.weights.perturb(1.0)
         plus = self.loss(examples)
         self.weights.perturb(-2.0)
@@ -150,11 +163,14 @@ class ReleasedLozo:
     @torch.inference_mode()
     def loss(self, examples: Sequence[Example]) -> float:
         """Mean loss of the batch, in one forward pass."""
-        logits_BTV = self.model(**left_padded(candidate_rows(examples), self._device), use_cache=False).logits
-        rows, logprobs = iter(logits_BTV), []
-        for example in examples:
-            logprobs.append([_option_logprob(next(rows), option) for option in example.options])
+        logprobs = candidate_logprobs(self.model, examples, self._device)
         return observe(self._objective, examples, logprobs, tokens=0, seconds=0.0).value
+
+
+def candidate_logprobs(model: Any, examples: Sequence[Example], device: torch.device) -> list[list[float]]:
+    """Summed log-probabilities of every option (nats), from one padded row each, with logits at every position."""
+    rows = iter(model(**left_padded(candidate_rows(examples), device), use_cache=False).logits)
+    return [[_option_logprob(next(rows), option) for option in example.options] for example in examples]
 
 
 def _option_logprob(logits_TV: torch.Tensor, option: tuple[int, ...]) -> float:

@@ -51,8 +51,8 @@ def run(bench: Workbench) -> Report:
         if bench.has("dense"):
             dense = released(bench, dtype=backend.dtype, device=device)
             in_place = released(bench, dtype=backend.dtype, device=device, weights=InPlaceWeights)
-            cases[DENSE] = lambda number: dense.step(bench.batch(number), seed=number)
-            cases[IN_PLACE] = lambda number: in_place.step(bench.batch(number), seed=number)
+            cases[DENSE] = lambda number: dense.step(bench.batch(number), number)
+            cases[IN_PLACE] = lambda number: in_place.step(bench.batch(number), number)
         if bench.has("packed"):
             cases[PACKED] = Training(bench, stack.enter_context(bench.opened("packed")))
         use_all_cores()

@@ -46,10 +46,16 @@ class Training:
 
 
 def released(
-    bench: Workbench, *, dtype: str, device: torch.device, linear: bool = False, **changes: Any
+    bench: Workbench,
+    *,
+    dtype: str,
+    device: torch.device,
+    linear: bool = False,
+    kind: type[ReleasedLozo] = ReleasedLozo,
+    **changes: Any,
 ) -> ReleasedLozo:
     """The dense path with the workbench's settings; ``linear`` trains the matrices of the layout alone."""
-    return ReleasedLozo(
+    return kind(
         bench.model.folder,
         dtype=dtype,
         device=device,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zo_lightning.core.method import Method
@@ -35,7 +36,9 @@ class Workbench:
         warm_up: rounds before them that do not.
         make_backend: makes the backend of a name, with changed settings; it is not open.
         make_model: has the model on the local disk.
+        find_config: has the folder of the model's config.json, which may hold no weights.
         make_examples: the task's training examples, in the model's tokens.
+        dtype: of the backend, as configured.
         others: names of further backends to compare with.
     """
 
@@ -50,13 +53,20 @@ class Workbench:
     warm_up: int
     make_backend: Callable[..., Backend]
     make_model: Callable[[], PreparedModel]
+    find_config: Callable[[], Path]
     make_examples: Callable[[PreparedModel], Examples]
+    dtype: str
     others: frozenset[str]
 
     @cached_property
     def model(self) -> PreparedModel:
         """The model, on the local disk."""
         return self.make_model()
+
+    @cached_property
+    def config_folder(self) -> Path:
+        """A folder with the model's config.json."""
+        return self.find_config()
 
     @cached_property
     def batches(self) -> tuple[Examples, ...]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # Each is a module of zo_lightning.bench with a function `run`.
 SUBCOMMANDS = {
     "step": "a step beside matched inference, the dense path, the packed backend and the machine's own product",
+    "chain": "from the dense path to ragged requests, one change at a time: seconds and bytes",
+    "traffic": "bytes of parameter state that a step moves, counted from the model's config alone",
 }
 register()
 
@@ -106,9 +108,30 @@ def workbench(config: DictConfig) -> Workbench:
         warm_up=config.warm_up,
         make_backend=make_backend,
         make_model=lambda: prepared_model(config),
+        find_config=lambda: config_folder(config),
         make_examples=make_examples,
+        dtype=config.backend.get("dtype", "auto"),
         others=frozenset(name for name in ("dense", "packed") if config[name] and name not in config.without),
     )
+
+
+def config_folder(config: DictConfig) -> Path:
+    """A folder with the model's ``config.json``: its own, one that comes with the benchmarks, or the hub's.
+
+    Raises:
+        DataError: if there is none.
+    """
+    import zo_lightning.bench
+    from zo_lightning.cli.session import prepared_model
+    from zo_lightning.models import hub
+
+    path = config.model.path
+    if path is None:
+        return prepared_model(config).folder
+    if Path(path).expanduser().is_dir():
+        return Path(path).expanduser()
+    shipped = Path(zo_lightning.bench.__file__).parent / "shapes" / config.model.name
+    return shipped if shipped.is_dir() else hub.fetch_config(path, config.model.revision)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
 from zo_lightning.deadline import answer_within
@@ -35,6 +35,22 @@ def fetch(repo: str, revision: str | None) -> Path:
         return _snapshot(repo, revision, weights)
     except Exception as error:  # the edge of the process: sockets, TLS, HTTP and storage raise many kinds
         return _earlier_download(repo, revision, error)
+
+
+def fetch_config(repo: str, revision: str | None) -> Path:
+    """A folder with the ``config.json`` of a model repository, without its weights.
+
+    Raises:
+        DataError: if it can be had neither from the hub nor from its cache on this machine.
+    """
+    try:
+        return answer_within(_DEADLINE, lambda: Path(hf_hub_download(repo, "config.json", revision=revision)).parent)
+    except Exception as error:  # the edge of the process, as above
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise DataError(
+            f"could not get the config of `{repo}` from the Hugging Face hub ({reason}): point `model.path=/folder` at "
+            "a folder with its config.json"
+        ) from error
 
 
 def _list_files(repo: str, revision: str | None) -> list[str]:

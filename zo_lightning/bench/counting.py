@@ -1,0 +1,70 @@
+"""Counting the bytes that torch operations move: those of every tensor read and written, on the meta device too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_NAMES = {
+    "randn": "draw",
+    "mm": "multiply U V^T",
+    "mul": "scale",
+    "add": "add",
+    "sub": "subtract",
+    "copy": "write",
+    "to_copy": "convert",
+    "clone": "copy",
+}
+_SILENT = {"empty", "zeros", "has_compatible_shallow_copy_type"}  # make room: what is written there is counted then
+
+
+class ByteCounter(TorchDispatchMode):
+    """Bytes of inputs and outputs of every operation inside, by section and kind; views and scalars move nothing.
+
+    Examples:
+        >>> with ByteCounter() as counter, counter.section("double"):
+        ...     doubled = torch.ones(3) * 2.0
+        >>> counter.bytes["double", "scale"]  # twelve bytes read, twelve written
+        24
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: Counter[tuple[str, str]] = Counter()
+        self._section = ""
+
+    @contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        """What happens inside is counted under this name."""
+        outer, self._section = self._section, name
+        try:
+            yield
+        finally:
+            self._section = outer
+
+    def read(self, tensor: torch.Tensor) -> None:
+        """Count one reading of a tensor by something that is not run here."""
+        self.bytes[self._section, "read"] += tensor.numel() * tensor.element_size()
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.bytes.total()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Run the operation and count it."""
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__.strip("_")
+        if not func.is_view and name not in _SILENT:
+            tensors = [
+                leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor) and leaf.ndim
+            ]
+            moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            self.bytes[self._section, _NAMES.get(name, name)] += moved
+        return result
