@@ -19,12 +19,12 @@ from zo_lightning.core.bank import LowRankBank
 from zo_lightning.core.types import BankSpec
 
 _LABELS = {
-    "dense": "dense, as released LoZO",
-    "low_rank": "low-rank perturbation",
+    "dense": "released LoZO, dense",
+    "low_rank": "low-rank probes",
     "deferred": "deferred merge",
     "requests": "requests, padded",
-    "ragged": "requests, ragged",
-    "packed": "requests, ragged, packed",
+    "ragged": "ragged, our step",
+    "packed": "ragged, packed backend",
 }
 _MERGE = "merge"  # timed by itself: a stage has one
 # Each stage's way in the accounting of `zo-bench traffic`.
@@ -101,7 +101,7 @@ def _report(bench: Workbench, seconds: Mapping[str, Sequence[float]], gigabytes:
     nu = bench.method.direction.refresh_every
     return Report(
         title=f"from dense to ragged: {bench.model_name}, {bench.task_name}, batch {bench.batch_size}",
-        columns=("", "seconds", "times faster than dense", "GB of parameter state"),
+        columns=("", "seconds", "dense / this", "state, GB"),
         rows=rows,
         facts=facts,
         draw=lambda axes: bars(axes, {_LABELS[name]: medians[name] for name in stages}, "seconds a step (median)"),

@@ -42,11 +42,11 @@ class AddedFactors:
     def _add(self, name: str, layer: Any, inputs: tuple[torch.Tensor, ...], output_BTO: torch.Tensor) -> None:
         if not self.lefts:
             return
-        hidden_BTR = inputs[0] @ self.rights[name].to(output_BTO.dtype)
-        share = len(output_BTO) // len(self.lefts)
-        for i, left in enumerate(self.lefts):
-            rows = slice(i * share, (i + 1) * share)
-            output_BTO[rows] += hidden_BTR[rows] @ left[name].to(output_BTO.dtype).T
+        dtype = output_BTO.dtype
+        hidden_BTR = inputs[0] @ self.rights[name].to(dtype)
+        shares = zip(output_BTO.chunk(len(self.lefts)), hidden_BTR.chunk(len(self.lefts)), self.lefts, strict=True)
+        for share_BTO, share_BTR, left in shares:  # in place: no second tensor of the output's size
+            share_BTO.flatten(0, 1).addmm_(share_BTR.flatten(0, 1), left[name].to(dtype).T)
 
 
 class LowRankPerturbation(ReleasedLozo):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from zo_lightning.bench.released import ReleasedLozo
 from zo_lightning.bench.workbench import Workbench
+from zo_lightning.core.method import Method
 from zo_lightning.optim.zo_optimizer import ZOOptimizer
 
 
@@ -15,26 +17,30 @@ class Training:
     """Consecutive steps of a method on an open backend, as the module and the optimizer take them.
 
     Args:
-        bench: method, seed and batches.
+        bench: seed and batches.
         backend: open.
+        method: another than the workbench's.
+        directions: searched in each step.
     """
 
-    def __init__(self, bench: Workbench, backend: Any) -> None:
+    def __init__(self, bench: Workbench, backend: Any, *, method: Method | None = None, directions: int = 1) -> None:
         self._bench, self._backend = bench, backend
+        self._method, self._directions = method or bench.method, directions
         self._step = 0
         self.seconds_evaluating: list[float] = []  # of each step: while the backend answered
         self._optimizer = ZOOptimizer(
             [torch.nn.Parameter(torch.zeros((), dtype=torch.int64), requires_grad=False)],
-            lr=bench.method.update.lr,
+            lr=self._method.update.lr,
             backend=backend,
-            direction=bench.method.direction,
-            estimator=bench.method.estimator,
+            direction=self._method.direction,
+            estimator=self._method.estimator,
         )
 
     def __call__(self, number: int) -> None:
         """One step on the batch of a round."""
-        method, backend, examples = self._bench.method, self._backend, self._bench.batch(number)
-        keys = method.direction.keys(seed=self._bench.seed, step=self._step)
+        method, backend, examples = self._method, self._backend, self._bench.batch(number)
+        first, *_ = method.direction.keys(seed=self._bench.seed, step=self._step)
+        keys = [replace(first, index=index) for index in range(self._directions)]
         requests = method.query.plan(keys, examples, backend.version, self._bench.objective)
         observations = backend.evaluate(requests)
         while further := method.query.follow(requests, observations):

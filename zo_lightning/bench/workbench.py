@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,6 +38,11 @@ class Workbench:
         make_model: has the model on the local disk.
         find_config: has the folder of the model's config.json, which may hold no weights.
         make_examples: the task's training examples, in the model's tokens.
+        tasks: the training examples of every task whose data are at hand, by name.
+        ranks: bank columns to compare.
+        points: numbers of points to compare.
+        starts: fresh processes to time.
+        overrides: the command line's, for those processes.
         dtype: of the backend, as configured.
         others: names of further backends to compare with.
     """
@@ -55,6 +60,11 @@ class Workbench:
     make_model: Callable[[], PreparedModel]
     find_config: Callable[[], Path]
     make_examples: Callable[[PreparedModel], Examples]
+    tasks: Mapping[str, Callable[[PreparedModel], Examples]]
+    ranks: Sequence[int]
+    points: Sequence[int]
+    starts: int
+    overrides: Sequence[str]
     dtype: str
     others: frozenset[str]
 
@@ -70,6 +80,10 @@ class Workbench:
 
     @cached_property
     def batches(self) -> tuple[Examples, ...]:
+        """The batches of the configured task."""
+        return self.batches_of(self.make_examples(self.model))
+
+    def batches_of(self, examples: Examples) -> tuple[Examples, ...]:
         """The batches of an epoch as training sees them, without a smaller last one.
 
         Raises:
@@ -77,7 +91,7 @@ class Workbench:
         """
         from zo_lightning.data import ExampleLoader
 
-        loader = ExampleLoader(self.make_examples(self.model), self.batch_size, seed=self.seed, shuffle=True)
+        loader = ExampleLoader(examples, self.batch_size, seed=self.seed, shuffle=True)
         whole = tuple(batch.examples for batch in loader if len(batch.examples) == self.batch_size)
         if not whole:
             raise DataError(f"there are fewer training examples than `data.batch_size`={self.batch_size}")

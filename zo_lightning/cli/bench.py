@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
-from omegaconf import DictConfig
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
 
 from zo_lightning.cli.errors import FAILED, reported
 from zo_lightning.cli.terminal import quiet_libraries
@@ -18,12 +20,17 @@ from zo_lightning.errors import ConfigError
 
 if TYPE_CHECKING:
     from zo_lightning.bench.workbench import Workbench
+    from zo_lightning.core.types import Example
+    from zo_lightning.models import PreparedModel
 
 # Each is a module of zo_lightning.bench with a function `run`.
 SUBCOMMANDS = {
     "step": "a step beside matched inference, the dense path, the packed backend and the machine's own product",
     "chain": "from the dense path to ragged requests, one change at a time: seconds and bytes",
     "traffic": "bytes of parameter state that a step moves, counted from the model's config alone",
+    "padding": "how much of a padded batch is empty, task by task",
+    "bank": "a step's time against the bank's columns and the number of points in a batch",
+    "startup": "from the command to the first step: imports, configuration, data, engine",
 }
 register()
 
@@ -67,20 +74,20 @@ def _explain(command: str | None, *, asked: bool) -> int:
 
 @hydra.main(version_base="1.3", config_path="pkg://zo_lightning.conf", config_name="bench")
 def _main(config: DictConfig) -> None:
-    run(config)
+    run(config, overrides=list(HydraConfig.get().overrides.task))
 
 
-def run(config: DictConfig) -> None:
-    """Measure and publish."""
+def run(config: DictConfig, *, overrides: Sequence[str] = ()) -> None:
+    """Measure and publish; fresh processes compose with the same overrides."""
     with reported():
         if config.rounds < 1 or config.warm_up < 0:
             raise ConfigError(f"`rounds`={config.rounds} must be at least 1 and `warm_up`={config.warm_up} at least 0")
         quiet_libraries()
-        report = import_module(f"zo_lightning.bench.{config.command}").run(workbench(config))
+        report = import_module(f"zo_lightning.bench.{config.command}").run(workbench(config, overrides))
         report.publish(Path(config.paths.output_dir), config.command)
 
 
-def workbench(config: DictConfig) -> Workbench:
+def workbench(config: DictConfig, overrides: Sequence[str] = ()) -> Workbench:
     """What the configured run is made of; no model is touched."""
     from zo_lightning.bench.workbench import Workbench
     from zo_lightning.cli.session import build_method, prepared_model
@@ -89,11 +96,6 @@ def workbench(config: DictConfig) -> Workbench:
     def make_backend(name: str, **changes: Any) -> Any:
         chosen = config.backend if name == "backend" else config.get(name)
         return instantiate(chosen, **changes)
-
-    def make_examples(model: Any) -> Any:
-        from zo_lightning.models import load_tokenizer
-
-        return instantiate(config.task).texts().encode(load_tokenizer(model.folder), max_length=model.max_length).train
 
     method, bank = build_method(config, make_backend("backend").capabilities)
     return Workbench(
@@ -109,10 +111,31 @@ def workbench(config: DictConfig) -> Workbench:
         make_backend=make_backend,
         make_model=lambda: prepared_model(config),
         find_config=lambda: config_folder(config),
-        make_examples=make_examples,
+        make_examples=partial(_examples, config.task),
+        tasks={task.name: partial(_examples, task) for task in _tasks_at_hand(config)},
+        ranks=list(config.ranks),
+        points=list(config.points),
+        starts=config.starts,
+        overrides=overrides,
         dtype=config.backend.get("dtype", "auto"),
         others=frozenset(name for name in ("dense", "packed") if config[name] and name not in config.without),
     )
+
+
+def _examples(task: DictConfig, model: PreparedModel) -> tuple[Example, ...]:
+    from zo_lightning.models import load_tokenizer
+
+    data = instantiate(task).texts().encode(load_tokenizer(model.folder), max_length=model.max_length)
+    return tuple(data.train)
+
+
+def _tasks_at_hand(config: DictConfig) -> list[DictConfig]:
+    """The built-in task, those with files in ``data_dir``, and the configured one."""
+    found = {"sentiment": config.tasks.sentiment}
+    for name, task in config.tasks.items():
+        if config.data_dir and any(Path(config.data_dir).expanduser().glob(f"{name}_train*.jsonl")):
+            found[name] = OmegaConf.merge(task, {"data_dir": config.data_dir, "truncate": "left"})
+    return list((found | {config.task.name: config.task}).values())
 
 
 def config_folder(config: DictConfig) -> Path:

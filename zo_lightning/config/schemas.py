@@ -120,6 +120,11 @@ class BenchConf(RunConf):
     dense: Any = MISSING
     packed: Any = None
     without: list[str] = field(default_factory=list)
+    data_dir: str | None = None
+    tasks: dict[str, Any] = field(default_factory=dict)
+    ranks: list[int] = field(default_factory=list)
+    points: list[int] = field(default_factory=list)
+    starts: int = 3
 
 
 @dataclass
