@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.documented import ROOT, Command, commands, python_blocks
+from zo_lightning.cli import bench as zo_bench
 from zo_lightning.cli import eval as zo_eval
 from zo_lightning.cli import export as zo_export
 from zo_lightning.cli import sweep_report as zo_sweep_report
@@ -25,6 +26,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "zo-train": zo_train.main,
     "zo-eval": zo_eval.main,
     "zo-export": zo_export.main,
+    "zo-bench": zo_bench.main,
     "zo-sweep-report": zo_sweep_report.main,
 }
 # What makes a run short. It stands behind the documented settings, and so wins.
@@ -36,6 +38,15 @@ SHORT = (
     "trainer.val_check_interval=2",
 )
 SMALL = ("task.num_train=20", "task.num_dev=8", "task.num_test=8")
+SHORT_BENCH = (
+    "model=tiny-llama",
+    "backend=packed",
+    "rounds=1",
+    "warm_up=0",
+    "ranks=[8,16]",
+    "points=[2,4]",
+    "starts=1",
+)
 # Commands that other tests run, on real parts: the words that say so there.
 ELSEWHERE = {
     "zo-train direction=rademacher task=comparison": (
@@ -179,6 +190,9 @@ def as_run(command: Command) -> tuple[str, list[str]]:
 def shortened(program: str, words: list[str]) -> list[str]:
     """With settings that make it short; what only prints stays as it is."""
     settings = [word for word in words if not word.startswith("-")]
+    if program == "zo-bench":
+        quick = any(word in words for word in ("traffic", "--help"))
+        return words if quick else [*words, *SHORT_BENCH, *SMALL, f"hydra.run.dir=outputs/{next(COUNTER)}"]
     if program != "zo-train" or any(flag in words for flag in ("--help", "--cfg", "--info", "-sc")):
         return words
     if any(word.startswith("ckpt_path=") for word in settings):

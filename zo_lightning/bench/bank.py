@@ -55,7 +55,9 @@ def filled(bench: Workbench, method: Method, spec: BankSpec) -> dict[str, Any]:
 def _with_points(bench: Workbench) -> dict[int, Series]:
     """Seconds of a step for each number of points, in every round."""
     each = bench.method.query.max_points  # of one direction
-    with bench.opened("backend", max_points=max(bench.points)) as backend:
+    most = max(bench.points)
+    enough = bench.make_backend("backend").capabilities.max_points >= most
+    with bench.opened("backend", **({} if enough else {"max_points": most})) as backend:
         use_all_cores()
         cases = {str(number): Training(bench, backend, directions=number // each) for number in bench.points}
         seconds = measure(cases, rounds=bench.rounds, warm_up=bench.warm_up)
@@ -87,22 +89,24 @@ def _report(bench: Workbench, ranks: Mapping[int, Series], points: Mapping[int, 
         columns=("", "step / matched inference", "ms a point"),
         rows=rows,
         facts=facts,
-        draw=lambda axes: _draw(axes, over, milliseconds),
+        draw=lambda left, right: _draw(left, right, over, milliseconds),
+        panels=2,
         notes=(*compared, f"medians of {bench.rounds} rounds; every bank has an engine of its own and is full"),
     )
 
 
-def _draw(axes: Any, over: Mapping[int, Ratio], milliseconds: Mapping[int, float]) -> None:
+def _draw(left: Any, right: Any, over: Mapping[int, Ratio], milliseconds: Mapping[int, float]) -> None:
     spread = [[r.value - r.low for r in over.values()], [r.high - r.value for r in over.values()]]
-    axes.errorbar(list(over), [r.value for r in over.values()], yerr=spread, fmt="o-", capsize=3, color="tab:blue")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(list(over), [str(columns) for columns in over])
-    axes.set_xlabel("bank columns in use (blue)")
-    axes.set_ylabel("step / matched inference", color="tab:blue")
-    axes.grid(alpha=0.3)
-    right = axes.twinx()
-    top = axes.twiny()
-    top.set_xscale("log", base=2)
+    left.errorbar(list(over), [r.value for r in over.values()], yerr=spread, fmt="o-", capsize=3)
+    left.axhline(1.0, color="0.5", linestyle="--", linewidth=1)
+    left.set_xlabel("columns in use")
+    left.set_ylabel("step / matched inference")
+    right.plot(list(milliseconds), list(milliseconds.values()), "o-", color="tab:orange")
     right.set_ylim(0, 1.2 * max(milliseconds.values()))
-    right.set_ylabel("milliseconds a point", color="tab:orange")
-    top.set_xlabel("points in one batch (orange)")
+    right.set_xlabel("points in one batch")
+    right.set_ylabel("milliseconds a point")
+    for axes, ticks in ((left, over), (right, milliseconds)):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(ticks), [str(tick) for tick in ticks])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)

@@ -78,13 +78,9 @@ def _no_fold(*_: torch.Tensor) -> None:
 
 def _gigabytes(bench: Workbench, dtype: str, stages: Mapping[str, Any]) -> dict[str, float]:
     parameters, layout = traffic.meta_model(bench.model.folder, dtype)
-    trained = {name: p for name, p in parameters.items() if name.removesuffix(".weight") in _names(layout)}
+    trained = {matrix.parameter: parameters[matrix.parameter] for matrix in layout.matrices}
     counted = traffic.count(bench.method, trained, layout, bench.bank, getattr(torch, dtype))
     return {name: sum(counted[_TRAFFIC.get(name, "read_only")].values()) / 1e9 for name in stages}
-
-
-def _names(layout: Any) -> set[str]:
-    return {matrix.name for matrix in layout.matrices}
 
 
 def _report(bench: Workbench, seconds: Mapping[str, Sequence[float]], gigabytes: Mapping[str, float]) -> Report:

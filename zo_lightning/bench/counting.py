@@ -18,9 +18,11 @@ _NAMES = {
     "add": "add",
     "sub": "subtract",
     "copy": "write",
+    "fill": "write",
     "to_copy": "convert",
     "clone": "copy",
 }
+_WRITING = {"copy", "fill", "zero"}  # their first argument is not read
 _SILENT = {"empty", "zeros", "has_compatible_shallow_copy_type"}  # make room: what is written there is counted then
 
 
@@ -62,9 +64,7 @@ class ByteCounter(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__.strip("_")
         if not func.is_view and name not in _SILENT:
-            tensors = [
-                leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor) and leaf.ndim
-            ]
-            moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            leaves = tree_leaves((args[1:] if name in _WRITING else args, kwargs, result))
+            moved = sum(t.numel() * t.element_size() for t in leaves if isinstance(t, torch.Tensor) and t.ndim)
             self.bytes[self._section, _NAMES.get(name, name)] += moved
         return result

@@ -18,16 +18,18 @@ class Report:
         columns: headings of the table; the first column is text, the others numbers.
         rows: of the table, as they are shown.
         facts: everything a program wants to know.
-        draw: draws the picture on matplotlib's axes.
+        draw: draws the picture, on as many of matplotlib's axes as there are panels.
         notes: lines below the table.
+        panels: of the picture, side by side.
     """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     facts: dict[str, Any]
-    draw: Callable[[Any], None]
+    draw: Callable[..., None]
     notes: Sequence[str] = field(default_factory=tuple)
+    panels: int = 1
 
     def publish(self, folder: Path, name: str) -> None:
         """Print the table, write ``<name>.json`` and ``<name>.png`` into a folder, and print the JSON last."""
@@ -60,18 +62,28 @@ class Report:
         matplotlib.use("Agg")
         from matplotlib import pyplot
 
-        figure, axes = pyplot.subplots(figsize=(9, 4.5), constrained_layout=True)
-        self.draw(axes)
-        axes.set_title(self.title)
+        figure, axes = pyplot.subplots(1, self.panels, figsize=(9, 4.5), constrained_layout=True, squeeze=False)
+        self.draw(*axes[0])
+        figure.suptitle(self.title)
         figure.savefig(path, dpi=130)
         pyplot.close(figure)
+
+
+def three_digits(value: float) -> str:
+    """A number with three significant digits, or all of those before the point.
+
+    Examples:
+        >>> [three_digits(value) for value in (1092.9, 11.0, 0.0123)]
+        ['1,093', '11.0', '0.0123']
+    """
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
 
 
 def bars(axes: Any, values: dict[str, float], unit: str) -> None:
     """Horizontal bars from the top down, each with its number."""
     names = list(values)
     drawn = axes.barh(names, list(values.values()), color="tab:blue")
-    axes.bar_label(drawn, fmt="{:,.3g}", padding=4)
+    axes.bar_label(drawn, [three_digits(value) for value in values.values()], padding=4)
     axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.set_xlabel(unit)

@@ -22,10 +22,9 @@ def run(bench: Workbench) -> Report:
     from rich.console import Console
     from rich.progress import track
 
-    console = Console(stderr=True)
-    starts = [
-        start(bench.overrides) for _ in track(range(bench.starts + 1), "starting", console=console, transient=True)
-    ]
+    console, numbers = Console(stderr=True), range(bench.starts + 1)
+    rounds = track(numbers, "starting", console=console, transient=True, disable=not console.is_terminal)
+    starts = [start(bench.overrides) for _ in rounds]
     return _report(bench, starts[1:])
 
 

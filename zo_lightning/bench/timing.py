@@ -89,7 +89,8 @@ def measure(cases: Mapping[str, Case], *, rounds: int, warm_up: int) -> dict[str
     seconds: dict[str, list[float]] = {name: [] for name in names}
     columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     described = TextColumn("{task.description}")
-    with Progress(*columns, described, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, described, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=(warm_up + rounds) * len(names))
         for number in range(warm_up + rounds):
             for index in balanced_order(number, len(names)):

@@ -28,8 +28,8 @@ Step = Callable[[ByteCounter, int], None]  # takes the step of a number, under a
 _PUBLISHED_GB = {"dense": "1,092.9", "low_rank": "384.0", "merged": "2.47, 1.35", "read_only": "0.65"}  # of Qwen3-14B
 _LABELS = {
     "dense": "released LoZO, dense",
-    "low_rank": "low-rank perturbation, dense update",
-    "merged": "ours, merged at the end of each stage",
+    "low_rank": "low-rank probes, dense update",
+    "merged": "ours, merged at each stage's end",
     "read_only": "ours, base left alone",
 }
 META = torch.device("meta")
@@ -63,12 +63,12 @@ def meta_model(folder: Path, dtype: str) -> tuple[dict[str, torch.nn.Parameter],
     """All parameters of a model by name, without memory, and the layout of its matrices."""
     from transformers import AutoModelForCausalLM
 
-    from zo_lightning.models import linear_layout
+    from zo_lightning.models import layout_of
     from zo_lightning.models.layout import load_config
 
     with META:
         model: Any = AutoModelForCausalLM.from_config(load_config(folder), dtype=getattr(torch, dtype))
-    return dict(model.requires_grad_(False).named_parameters()), linear_layout(folder)
+    return dict(model.requires_grad_(False).named_parameters()), layout_of(model, str(folder))
 
 
 def per_step(step: Step, refresh_every: int) -> Moved:
@@ -128,7 +128,7 @@ class OurStep:
         self, method: Method, parameters: Mapping[str, torch.Tensor], layout: Layout, spec: BankSpec, dtype: torch.dtype
     ) -> None:
         self._refresh_every, self._points = method.direction.refresh_every, method.query.max_points
-        self._weights = [parameters[f"{matrix.name}.weight"] for matrix in layout.matrices]
+        self._weights = [parameters[matrix.parameter] for matrix in layout.matrices]
         self._counter, device, drawn = ByteCounter(), self._weights[0].device, _Drawn(spec.rank)
         self._bank = LowRankBank(spec, layout, drawn, method.update, fold=self._merge, device=device)  # type: ignore[arg-type]
         # As in the worker: half-precision probes have columns of their own, behind the bank's.
@@ -236,3 +236,4 @@ def _gb(size: float) -> str:
 def _draw(axes: Any, gigabytes: dict[str, float]) -> None:
     bars(axes, gigabytes, "GB of parameter state a step (logarithmic)")
     axes.set_xscale("log")
+    axes.set_xlim(right=4 * max(gigabytes.values()))

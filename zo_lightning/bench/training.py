@@ -66,7 +66,7 @@ def released(
         dtype=dtype,
         device=device,
         objective=bench.objective,
-        only=[f"{matrix.name}.weight" for matrix in bench.model.layout.matrices] if linear else None,
+        only=[matrix.parameter for matrix in bench.model.layout.matrices] if linear else None,
         rank=bench.method.direction.rank,
         refresh_every=bench.method.direction.refresh_every,
         eps=bench.method.query.eps,  # type: ignore[attr-defined]

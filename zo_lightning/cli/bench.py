@@ -118,7 +118,7 @@ def workbench(config: DictConfig, overrides: Sequence[str] = ()) -> Workbench:
         starts=config.starts,
         overrides=overrides,
         dtype=config.backend.get("dtype", "auto"),
-        others=frozenset(name for name in ("dense", "packed") if config[name] and name not in config.without),
+        others=frozenset({"dense", "packed"} - set(config.without)),
     )
 
 

@@ -21,10 +21,10 @@ _LIBRARIES = ("torch", "lightning.pytorch", "transformers", "zo_lightning.cli.se
 def main(overrides: Sequence[str] | None = None) -> None:
     """Compose, build and train as ``zo-train`` does, for one step."""
     with reported():
-        print(json.dumps(_phases(list(sys.argv[1:] if overrides is None else overrides))))
+        print(json.dumps(phases(list(sys.argv[1:] if overrides is None else overrides))))
 
 
-def _phases(overrides: list[str]) -> dict[str, float]:
+def phases(overrides: list[str]) -> dict[str, float]:
     """When every phase ended, in seconds of the wall clock."""
     ends = {}
     config = _compose(overrides)

@@ -118,7 +118,7 @@ class BenchConf(RunConf):
     rounds: int = 20
     warm_up: int = 3
     dense: Any = MISSING
-    packed: Any = None
+    packed: Any = MISSING
     without: list[str] = field(default_factory=list)
     data_dir: str | None = None
     tasks: dict[str, Any] = field(default_factory=dict)
