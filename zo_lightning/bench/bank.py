@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from zo_lightning.bench.report import Report
-from zo_lightning.bench.timing import Ratio, measure, ratio_of_medians, use_all_cores
+from zo_lightning.bench.timing import Case, Ratio, measure, ratio_of_medians, use_all_cores
 from zo_lightning.bench.training import Training
 from zo_lightning.bench.workbench import Workbench
 from zo_lightning.core.bank import LowRankBank
@@ -34,7 +34,7 @@ def _with_bank(bench: Workbench, columns: int) -> Series:
         backend.load(filled(bench, method, spec))
         use_all_cores()
         points = method.query.max_points
-        cases = {
+        cases: dict[str, Case] = {
             f"{columns} columns": Training(bench, backend, method=method),
             "matched inference": lambda number: backend.infer(*[bench.batch(number)] * points),
         }
@@ -57,7 +57,8 @@ def _with_points(bench: Workbench) -> dict[int, Series]:
     each = bench.method.query.max_points  # of one direction
     most = max(bench.points)
     enough = bench.make_backend("backend").capabilities.max_points >= most
-    with bench.opened("backend", **({} if enough else {"max_points": most})) as backend:
+    changes: dict[str, Any] = {} if enough else {"max_points": most}
+    with bench.opened("backend", **changes) as backend:
         use_all_cores()
         cases = {str(number): Training(bench, backend, directions=number // each) for number in bench.points}
         seconds = measure(cases, rounds=bench.rounds, warm_up=bench.warm_up)

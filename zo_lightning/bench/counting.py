@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,17 @@ _NAMES = {
 }
 _WRITING = {"copy", "fill", "zero"}  # their first argument is not read
 _SILENT = {"empty", "zeros", "has_compatible_shallow_copy_type"}  # make room: what is written there is counted then
+
+
+def size_of(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's distinct elements; 0 of a scalar, even where it is expanded.
+
+    Examples:
+        >>> size_of(torch.ones(2, 3)), size_of(torch.ones(()).expand(2, 3)), size_of(torch.ones(2, 1).expand(2, 3))
+        (24, 0, 8)
+    """
+    dims = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+    return math.prod(dims) * tensor.element_size() if dims else 0
 
 
 class ByteCounter(TorchDispatchMode):
@@ -52,7 +64,7 @@ class ByteCounter(TorchDispatchMode):
 
     def read(self, tensor: torch.Tensor) -> None:
         """Count one reading of a tensor by something that is not run here."""
-        self.bytes[self._section, "read"] += tensor.numel() * tensor.element_size()
+        self.bytes[self._section, "read"] += size_of(tensor)
 
     @property
     def total(self) -> int:
@@ -65,6 +77,6 @@ class ByteCounter(TorchDispatchMode):
         name = func.overloadpacket.__name__.strip("_")
         if not func.is_view and name not in _SILENT:
             leaves = tree_leaves((args[1:] if name in _WRITING else args, kwargs, result))
-            moved = sum(t.numel() * t.element_size() for t in leaves if isinstance(t, torch.Tensor) and t.ndim)
+            moved = sum(size_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
             self.bytes[self._section, _NAMES.get(name, name)] += moved
         return result

@@ -43,7 +43,7 @@ class Floor:
         torch.nn.functional.linear(self._filled(load.scored, self._head[1]), self._weights[self._head])
 
     def _filled(self, rows: int, cols: int) -> torch.Tensor:
-        return torch.ones(rows, cols, **self._settings)  # type: ignore[arg-type]
+        return torch.ones(rows, cols, **self._settings)
 
 
 def head_shape(folder: Path) -> tuple[int, int]:
