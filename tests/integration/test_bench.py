@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_leaves
 from tests.backends import one_thread, prepared
 from tests.command import composer, message, start
 from zo_lightning.bench import traffic
+from zo_lightning.bench.counting import ByteCounter
 from zo_lightning.bench.released import InPlaceWeights, ReleasedLozo, ReleasedWeights
 from zo_lightning.bench.stages import LowRankPerturbation
 from zo_lightning.cli import bench, startup
-from zo_lightning.core.bank import LowRankBank
 from zo_lightning.core.method import Method
-from zo_lightning.core.types import BankSpec, DirectionKey, Layout, Point, Score, StepRecord
+from zo_lightning.core.types import BankSpec, Score
 from zo_lightning.directions import LowRank
 from zo_lightning.estimators import Spsa
 from zo_lightning.queries import Antithetic
@@ -210,44 +210,20 @@ def test_the_counters_of_the_low_rank_step_equal_the_bytes_that_are_moved(monkey
     assert stage_average(step) == pytest.approx(sum(moved.values()) - read)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("policy", ["cyclic", "merge"])
-def test_the_counters_of_our_step_equal_the_bytes_that_are_moved(policy: str):
-    """The bank's probes and commits, and the merges, on real tensors."""
-    parameters, layout = traffic.meta_model(prepared("tiny-llama").folder, "float32")
-    spec = BankSpec(rank=RANK, capacity=RANK if policy == "merge" else 3 * RANK, policy=policy)  # type: ignore[arg-type]
-    moved = traffic.per_step(traffic.OurStep(METHOD, parameters, layout, spec, torch.float32), NU)
-    weights = [torch.zeros(matrix.rows, matrix.cols) for matrix in layout.matrices]
-
-    def fold(left_OC: torch.Tensor, right_IC: torch.Tensor) -> None:
-        for weight, rows, cols in zip(weights, bank.row_spans, bank.col_spans, strict=True):
-            weight.copy_(weight.float() + left_OC[rows] @ right_IC[cols].T)
-
-    bank = LowRankBank(spec, layout, Drawn(), METHOD.update, fold=fold)  # type: ignore[arg-type]
-
-    def step(number: int) -> None:
-        stage = number // NU
-        key = DirectionKey(seed=0, step=number, stage=stage % 3 if policy == "cyclic" else stage)
-        point = Point(version=bank.version, terms=((key, 1e-3),))
-        for _ in range(2):
-            bank.probes(point)
-        bank.commit(StepRecord(step=number, version=bank.version, lr=1.0, terms=((key, 1.0),)))
-
-    for stage in range(spec.num_slots):
-        step(stage * NU)
-    expected = sum(size for (section, _), size in moved.items() if section in ("probes", "commit", "merge"))
-    assert stage_average(step) == pytest.approx(expected)
-
-
-class Drawn:
-    """Draws of torch's generator, one write each."""
-
-    rank = RANK
-
-    def left(self, key: DirectionKey, layout: Layout, device: torch.device) -> torch.Tensor:
-        return torch.randn(layout.num_rows, RANK)
-
-    def right(self, key: DirectionKey, layout: Layout, device: torch.device) -> torch.Tensor:
-        return torch.randn(layout.num_cols, RANK)
+def test_the_counters_of_our_step_equal_the_bytes_that_are_moved(policy: Any, dtype: torch.dtype):
+    """The bank's probes, commits and merges and the engine's adapters, on real tensors."""
+    parameters, layout = traffic.meta_model(prepared("tiny-llama").folder, str(dtype).removeprefix("torch."))
+    real = {name: torch.zeros(p.shape, dtype=dtype) for name, p in parameters.items()}
+    spec = BankSpec(rank=RANK, capacity=RANK if policy == "merge" else 3 * RANK, policy=policy)
+    moved = traffic.per_step(traffic.OurStep(METHOD, parameters, layout, spec, dtype), NU)
+    step = traffic.OurStep(METHOD, real, layout, spec, dtype)
+    expected = sum(size for (section, _), size in moved.items() if section != "forward")
+    assert stage_average(lambda number: step(ByteCounter(), number)) == pytest.approx(expected)
+    adapters = 2 * 8 * (layout.num_rows + layout.num_cols) * dtype.itemsize  # two points, eight columns
+    assert moved["forward", "read"] == pytest.approx(adapters)
+    assert any(section == "merge" for section, _ in moved) == (policy == "merge")
 
 
 def counted(folder: Path) -> dict[str, float]:

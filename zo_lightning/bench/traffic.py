@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from zo_lightning.backends.vllm.internals import ADAPTER_RANKS
+from zo_lightning.backends.vllm.stacked import StackedAdapters
 from zo_lightning.bench.counting import ByteCounter
 from zo_lightning.bench.released import ReleasedWeights
 from zo_lightning.bench.report import Report, bars
@@ -114,7 +116,9 @@ def low_rank_step(parameters: Mapping[str, torch.Tensor], *, points: int, **sett
 
 
 class OurStep:
-    """Directions and update in a bank, probes in the adapters of an engine; the weights are not written but by merges.
+    """Directions and update in a bank, probes in an engine's adapters; the weights are not written but by merges.
+
+    Bank and adapters are the real ones, as on a GPU, whose kernels read every column that an adapter has.
 
     Args:
         method: direction, query and update.
@@ -129,57 +133,43 @@ class OurStep:
     ) -> None:
         self._refresh_every, self._points = method.direction.refresh_every, method.query.max_points
         self._weights = [parameters[matrix.parameter] for matrix in layout.matrices]
-        self._counter, device, drawn = ByteCounter(), self._weights[0].device, _Drawn(spec.rank)
-        self._bank = LowRankBank(spec, layout, drawn, method.update, fold=self._merge, device=device)  # type: ignore[arg-type]
-        # As in the worker: half-precision probes have columns of their own, behind the bank's.
-        self._separate = dtype != torch.float32
-        columns = spec.capacity + (spec.rank if self._separate else 0)
-        self._left_OC = torch.empty(layout.num_rows, columns, dtype=dtype, device=device)
-        self._right_IC = torch.empty(layout.num_cols, columns, dtype=dtype, device=device)
+        self._counter, device = ByteCounter(), self._weights[0].device
+        drawn: Any = _Drawn(spec.rank)
+        self._bank = LowRankBank(spec, layout, drawn, method.update, fold=self._merge, device=device)
+        columns = spec.capacity + (0 if dtype == torch.float32 else spec.rank)  # probes have columns of their own
+        rank = next(rank for rank in ADAPTER_RANKS if rank >= columns)
+        self._slices = [
+            (
+                torch.zeros(self._points, 1, rank, matrix.cols, dtype=dtype, device=device),
+                torch.zeros(self._points, 1, matrix.rows, rank, dtype=dtype, device=device),
+            )
+            for matrix in layout.matrices
+        ]
+        self._adapters = StackedAdapters(self._bank, self._slices, range(self._points))
         self._cycle = spec.num_slots if spec.policy == "cyclic" else None
         for stage in range(spec.num_slots):
-            self._commit(self._key(stage * self._refresh_every - 1 if stage else 0))
+            self(self._counter, stage * self._refresh_every)
 
     def __call__(self, counter: ByteCounter, number: int) -> None:
         """Step ``number``."""
-        self._counter, key = counter, self._key(number)
+        self._counter, stage = counter, number // self._refresh_every
+        key = DirectionKey(seed=0, step=number, stage=stage % self._cycle if self._cycle else stage)
         point = Point(version=self._bank.version, terms=((key, 1e-3),))
-        first = number % self._refresh_every == 0
         with counter.section("probes"):
             probes = [self._bank.probes(point) for _ in range(self._points)]
-        for probe in probes:
-            with counter.section("adapters"):
-                self._program(probe, first)
-            with counter.section("forward"):
-                counter.read(self._left_OC)
-                counter.read(self._right_IC)
+        with counter.section("adapters"):
+            self._adapters.program(probes)
+        with counter.section("forward"):
+            for right, left in self._slices:
+                counter.read(right)
+                counter.read(left)
+        record = StepRecord(step=number, version=self._bank.version, lr=1e-6, terms=((key, 1.0),))
         with counter.section("commit"):
-            self._commit(key)
-
-    def _program(self, probes: Mapping[int, torch.Tensor], first: bool) -> None:
-        bank = self._bank
-        for slot, probe_OR in probes.items():
-            columns = bank.columns(slot)
-            if self._separate:
-                behind = slice(bank.spec.capacity, bank.spec.capacity + bank.spec.rank)
-                self._left_OC[:, columns].copy_(bank.left_OC[:, columns])
-                self._left_OC[:, behind].copy_(probe_OR)
-                self._right_IC[:, behind].copy_(bank.right_IC[:, columns])
-            else:
-                self._left_OC[:, columns].copy_(bank.left_OC[:, columns] + probe_OR)
-            if first:
-                self._right_IC[:, columns].copy_(bank.right_IC[:, columns])
+            self._adapters.changed(self._bank.commit(record))
 
     def _merge(self, *_: torch.Tensor) -> None:
         with self._counter.section("merge"):
             merge(self._weights, self._bank)
-
-    def _key(self, number: int) -> DirectionKey:
-        stage = number // self._refresh_every
-        return DirectionKey(seed=0, step=number, stage=stage % self._cycle if self._cycle else stage)
-
-    def _commit(self, key: DirectionKey) -> None:
-        self._bank.commit(StepRecord(step=key.step, version=self._bank.version, lr=1e-6, terms=((key, 1.0),)))
 
 
 class _Drawn:
