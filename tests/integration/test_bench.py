@@ -20,6 +20,7 @@ from zo_lightning.bench import traffic
 from zo_lightning.bench.counting import ByteCounter
 from zo_lightning.bench.released import InPlaceWeights, ReleasedLozo, ReleasedWeights
 from zo_lightning.bench.stages import LowRankPerturbation
+from zo_lightning.bench.startup import PHASES
 from zo_lightning.cli import bench, startup
 from zo_lightning.core.method import Method
 from zo_lightning.core.types import BankSpec, Score
@@ -130,7 +131,7 @@ def test_padding_finds_the_tasks_whose_data_are_at_hand(measure: Callable[..., F
 def test_startup_times_every_phase_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     ends = startup.phases([*TINY, *SHORT, "command=startup"])
-    assert list(ends) == list(bench.import_module("zo_lightning.bench.startup").PHASES)
+    assert list(ends) == list(PHASES)
     assert list(ends.values()) == sorted(ends.values())
 
 

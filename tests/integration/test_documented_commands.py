@@ -49,6 +49,7 @@ SHORT_BENCH = (
 )
 # Commands that other tests run, on real parts: the words that say so there.
 ELSEWHERE = {
+    "zo-bench startup": ("test_bench.py", 'measure("startup"'),
     "zo-train direction=rademacher task=comparison": (
         "test_plugins.py",
         '"direction=rademacher", "task=comparison"',

@@ -15,7 +15,7 @@ from zo_lightning.cli.terminal import quiet_libraries
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-_LIBRARIES = ("torch", "lightning.pytorch", "transformers", "zo_lightning.cli.session", "zo_lightning.modules")
+_PARTS = ("zo_lightning.cli.session", "zo_lightning.models", "zo_lightning.modules")  # and the libraries they need
 
 
 def main(overrides: Sequence[str] | None = None) -> None:
@@ -30,8 +30,8 @@ def phases(overrides: list[str]) -> dict[str, float]:
     config = _compose(overrides)
     ends["configuration"] = time.time()
     quiet_libraries()
-    for library in _LIBRARIES:
-        import_module(library)
+    for part in _PARTS:
+        import_module(part)
     ends["imports"] = time.time()
     from zo_lightning.cli.session import build
 
