@@ -132,6 +132,7 @@ def test_startup_times_every_phase_of_a_run(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     ends = startup.phases([*TINY, *SHORT, "command=startup"])
     assert list(ends) == list(PHASES)
+    assert not list(tmp_path.iterdir())  # nothing is left behind
     assert list(ends.values()) == sorted(ends.values())
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from zo_lightning.backends.packed.weights import PrepackedWeight, Weight, can_prepack
 from zo_lightning.bench.rows import Load
 from zo_lightning.core.types import Layout
 
@@ -14,7 +15,8 @@ from zo_lightning.core.types import Layout
 class Floor:
     """The linear layers of a model and its head as bare products: what a forward pass cannot do without.
 
-    One weight stands for all matrices of its shape; each product runs as often as the model has such matrices.
+    One weight stands for all matrices of its shape; each product runs as often as the model has such matrices. Weights
+    are packed for this processor where torch can do that: engines do it too, and a floor must not lie above them.
 
     Args:
         layout: the matrices inside the layers.
@@ -26,7 +28,9 @@ class Floor:
         self._settings = {"dtype": getattr(torch, dtype), "device": device}
         self._counts = Counter((matrix.rows, matrix.cols) for matrix in layout.matrices)
         self._head = head_shape(Path(layout.model))
-        self._weights = {shape: self._filled(*shape) for shape in {*self._counts, self._head}}
+        packs = can_prepack(device, self._settings["dtype"])
+        kind = PrepackedWeight if packs else Weight
+        self._weights = {shape: kind(self._filled(*shape)) for shape in {*self._counts, self._head}}
 
     def flops(self, load: Load) -> float:
         """Floating-point operations of a load."""
@@ -39,8 +43,8 @@ class Floor:
         for shape, count in self._counts.items():
             inputs = self._filled(load.tokens, shape[1])
             for _ in range(count):
-                torch.nn.functional.linear(inputs, self._weights[shape])
-        torch.nn.functional.linear(self._filled(load.scored, self._head[1]), self._weights[self._head])
+                self._weights[shape].product(inputs, None)
+        self._weights[self._head].product(self._filled(load.scored, self._head[1]), None)
 
     def _filled(self, rows: int, cols: int) -> torch.Tensor:
         return torch.ones(rows, cols, **self._settings)

@@ -15,6 +15,7 @@ from zo_lightning.cli.terminal import quiet_libraries
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+_NOTHING_WRITTEN = ("callbacks=none", "logger=none", "+trainer.enable_checkpointing=false", "paths.output_dir=.")
 _PARTS = ("zo_lightning.cli.session", "zo_lightning.models", "zo_lightning.modules")  # and the libraries they need
 
 
@@ -51,7 +52,7 @@ def _compose(overrides: list[str]) -> DictConfig:
 
     register()
     with initialize_config_module("zo_lightning.conf", version_base="1.3"):
-        return compose("bench", [*overrides, "callbacks=none", "logger=none", "paths.output_dir=."])
+        return compose("bench", [*overrides, *_NOTHING_WRITTEN])
 
 
 def _first_step(ends: dict[str, float]) -> Any:
