@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.backends import one_thread, prepared
 from tests.command import composer, message, start
-from zo_lightning.bench import traffic
+from zo_lightning.bench import state
 from zo_lightning.bench.counting import ByteCounter
 from zo_lightning.bench.released import InPlaceWeights, ReleasedLozo, ReleasedWeights
 from zo_lightning.bench.stages import LowRankPerturbation
@@ -197,7 +197,7 @@ def test_the_counters_of_the_dense_step_equal_the_bytes_that_are_moved(monkeypat
 
 def test_the_counters_of_the_low_rank_step_equal_the_bytes_that_are_moved(monkeypatch: pytest.MonkeyPatch):
     model = prepared("tiny-llama")
-    parameters, _ = traffic.meta_model(model.folder, "float32")
+    parameters, _ = state.meta_model(model.folder, "float32")
     weights = ReleasedWeights({name: torch.zeros(p.shape) for name, p in parameters.items()}, **SETTINGS)
 
     def step(number: int) -> None:
@@ -205,7 +205,7 @@ def test_the_counters_of_the_low_rank_step_equal_the_bytes_that_are_moved(monkey
         weights.factors()
         weights.update(1.0)
 
-    moved = traffic.per_step(traffic.low_rank_step(parameters, points=METHOD.query.max_points, **SETTINGS), NU)
+    moved = state.per_step(state.low_rank_step(parameters, points=METHOD.query.max_points, **SETTINGS), NU)
     read = moved["factors", "read"]  # by the forward passes: every left and right factor, once a point
     factors = sum(sum(p.shape) for p in parameters.values() if p.ndim == 2)
     assert read == pytest.approx(2 * RANK * 4 * factors)
@@ -216,11 +216,11 @@ def test_the_counters_of_the_low_rank_step_equal_the_bytes_that_are_moved(monkey
 @pytest.mark.parametrize("policy", ["cyclic", "merge"])
 def test_the_counters_of_our_step_equal_the_bytes_that_are_moved(policy: Any, dtype: torch.dtype):
     """The bank's probes, commits and merges and the engine's adapters, on real tensors."""
-    parameters, layout = traffic.meta_model(prepared("tiny-llama").folder, str(dtype).removeprefix("torch."))
+    parameters, layout = state.meta_model(prepared("tiny-llama").folder, str(dtype).removeprefix("torch."))
     real = {name: torch.zeros(p.shape, dtype=dtype) for name, p in parameters.items()}
     spec = BankSpec(rank=RANK, capacity=RANK if policy == "merge" else 3 * RANK, policy=policy)
-    moved = traffic.per_step(traffic.OurStep(METHOD, parameters, layout, spec, dtype), NU)
-    step = traffic.OurStep(METHOD, real, layout, spec, dtype)
+    moved = state.per_step(state.OurStep(METHOD, parameters, layout, spec, dtype), NU)
+    step = state.OurStep(METHOD, real, layout, spec, dtype)
     expected = sum(size for (section, _), size in moved.items() if section != "forward")
     assert stage_average(lambda number: step(ByteCounter(), number)) == pytest.approx(expected)
     adapters = 2 * 8 * (layout.num_rows + layout.num_cols) * dtype.itemsize  # two points, eight columns
@@ -229,9 +229,9 @@ def test_the_counters_of_our_step_equal_the_bytes_that_are_moved(policy: Any, dt
 
 
 def counted(folder: Path) -> dict[str, float]:
-    parameters, layout = traffic.meta_model(folder, "float32")
+    parameters, layout = state.meta_model(folder, "float32")
     spec = BankSpec(rank=RANK, capacity=6)
-    found = traffic.count(METHOD, parameters, layout, spec, torch.float32)
+    found = state.count(METHOD, parameters, layout, spec, torch.float32)
     return {name: sum(moved.values()) for name, moved in found.items()}
 
 

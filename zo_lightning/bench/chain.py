@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from zo_lightning.bench import traffic
 from zo_lightning.bench.report import Report, bars
 from zo_lightning.bench.stages import DeferredMerge, LowRankPerturbation
+from zo_lightning.bench.state import count, meta_model
 from zo_lightning.bench.timing import Case, measure, ratio_of_medians, use_all_cores
 from zo_lightning.bench.training import Training, released
 from zo_lightning.bench.workbench import Workbench
@@ -77,9 +77,9 @@ def _no_fold(*_: torch.Tensor) -> None:
 
 
 def _gigabytes(bench: Workbench, dtype: str, stages: Mapping[str, Any]) -> dict[str, float]:
-    parameters, layout = traffic.meta_model(bench.model.folder, dtype)
+    parameters, layout = meta_model(bench.model.folder, dtype)
     trained = {matrix.parameter: parameters[matrix.parameter] for matrix in layout.matrices}
-    counted = traffic.count(bench.method, trained, layout, bench.bank, getattr(torch, dtype))
+    counted = count(bench.method, trained, layout, bench.bank, getattr(torch, dtype))
     return {name: sum(counted[_TRAFFIC.get(name, "read_only")].values()) / 1e9 for name in stages}
 
 

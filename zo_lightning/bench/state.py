@@ -1,0 +1,166 @@
+"""Steps whose bytes are counted: released LoZO's, one with low-rank probes and a dense update, and ours.
+
+They run the real operations on parameter state and nothing else; tensors may be without memory (the meta device).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zo_lightning.backends.vllm.internals import ADAPTER_RANKS
+from zo_lightning.backends.vllm.stacked import StackedAdapters
+from zo_lightning.bench.counting import ByteCounter
+from zo_lightning.bench.released import ReleasedWeights
+from zo_lightning.bench.stages import merge
+from zo_lightning.core.bank import LowRankBank
+from zo_lightning.core.method import Method
+from zo_lightning.core.types import BankSpec, DirectionKey, Layout, Point, StepRecord
+
+Moved = Mapping[tuple[str, str], float]  # section and kind to bytes of a step
+Step = Callable[[ByteCounter, int], None]  # takes the step of a number, under a counter
+META = torch.device("meta")
+
+
+def count(
+    method: Method, parameters: Mapping[str, torch.Tensor], layout: Layout, bank: BankSpec, dtype: torch.dtype
+) -> dict[str, Moved]:
+    """Bytes of the average step of every way."""
+    rank, nu, points = method.direction.rank, method.direction.refresh_every, method.query.max_points
+    settings = {"rank": rank, "refresh_every": nu, "eps": 1e-3, "lr": 1e-6}
+    merging = BankSpec(rank=rank, capacity=rank, policy="merge")
+    steps: dict[str, Step] = {
+        "dense": dense_step(parameters, **settings),
+        "low_rank": low_rank_step(parameters, points=points, **settings),
+        "merged": OurStep(method, parameters, layout, merging, dtype),
+        "read_only": OurStep(method, parameters, layout, bank, dtype),
+    }
+    return {name: per_step(step, nu) for name, step in steps.items()}
+
+
+def meta_model(folder: Path, dtype: str) -> tuple[dict[str, torch.nn.Parameter], Layout]:
+    """All parameters of a model by name, without memory, and the layout of its matrices."""
+    from transformers import AutoModelForCausalLM
+
+    from zo_lightning.models import layout_of
+    from zo_lightning.models.layout import load_config
+
+    with META:
+        model: Any = AutoModelForCausalLM.from_config(load_config(folder), dtype=getattr(torch, dtype))
+    return dict(model.requires_grad_(False).named_parameters()), layout_of(model, str(folder))
+
+
+def per_step(step: Step, refresh_every: int) -> Moved:
+    """Bytes of the average step of a stage: its first one once, any other for the rest."""
+    counts: list[Counter[tuple[str, str]]] = []
+    for number in range(refresh_every, refresh_every + 2):  # of a stage that is not the run's first
+        with torch.no_grad(), ByteCounter() as counter:
+            step(counter, number)
+        counts.append(counter.bytes)
+    first, other = counts
+    return {kind: (first[kind] + (refresh_every - 1) * other[kind]) / refresh_every for kind in first | other}
+
+
+def dense_step(parameters: Mapping[str, torch.Tensor], **settings: Any) -> Step:
+    """Released LoZO: three perturbing writes and the update."""
+    weights = ReleasedWeights(parameters, **settings)
+
+    def step(counter: ByteCounter, number: int) -> None:
+        weights.begin(number, seed=number)
+        for name, scale in (("plus", 1.0), ("minus", -2.0), ("restore", 1.0)):
+            with counter.section(name):
+                weights.perturb(scale)
+        with counter.section("update"):
+            weights.update(1.0)
+
+    return step
+
+
+def low_rank_step(parameters: Mapping[str, torch.Tensor], *, points: int, **settings: Any) -> Step:
+    """Factors in the forward passes, and a dense update."""
+    weights = ReleasedWeights(parameters, **settings)
+
+    def step(counter: ByteCounter, number: int) -> None:
+        weights.begin(number, seed=number)
+        with counter.section("factors"):
+            lefts, rights = weights.factors()
+            for factor in [*lefts.values(), *rights.values()] * points:
+                counter.read(factor)
+        with counter.section("update"):
+            weights.update(1.0)
+
+    return step
+
+
+class OurStep:
+    """Directions and update in a bank, probes in an engine's adapters; the weights are not written but by merges.
+
+    Bank and adapters are the real ones, as on a GPU, whose kernels read every column that an adapter has.
+
+    Args:
+        method: direction, query and update.
+        parameters: the model's, by name.
+        layout: the matrices.
+        spec: the bank's size and policy; every slot is in use.
+        dtype: of weights and adapters.
+    """
+
+    def __init__(
+        self, method: Method, parameters: Mapping[str, torch.Tensor], layout: Layout, spec: BankSpec, dtype: torch.dtype
+    ) -> None:
+        self._refresh_every, self._points = method.direction.refresh_every, method.query.max_points
+        self._weights = [parameters[matrix.parameter] for matrix in layout.matrices]
+        self._counter, device = ByteCounter(), self._weights[0].device
+        drawn: Any = _Drawn(spec.rank)
+        self._bank = LowRankBank(spec, layout, drawn, method.update, fold=self._merge, device=device)
+        columns = spec.capacity + (0 if dtype == torch.float32 else spec.rank)  # probes have columns of their own
+        rank = next(rank for rank in ADAPTER_RANKS if rank >= columns)
+        self._slices = [
+            (
+                torch.zeros(self._points, 1, rank, matrix.cols, dtype=dtype, device=device),
+                torch.zeros(self._points, 1, matrix.rows, rank, dtype=dtype, device=device),
+            )
+            for matrix in layout.matrices
+        ]
+        self._adapters = StackedAdapters(self._bank, self._slices, range(self._points))
+        self._cycle = spec.num_slots if spec.policy == "cyclic" else None
+        for stage in range(spec.num_slots):
+            self(self._counter, stage * self._refresh_every)
+
+    def __call__(self, counter: ByteCounter, number: int) -> None:
+        """Step ``number``."""
+        self._counter, stage = counter, number // self._refresh_every
+        key = DirectionKey(seed=0, step=number, stage=stage % self._cycle if self._cycle else stage)
+        point = Point(version=self._bank.version, terms=((key, 1e-3),))
+        with counter.section("probes"):
+            probes = [self._bank.probes(point) for _ in range(self._points)]
+        with counter.section("adapters"):
+            self._adapters.program(probes)
+        with counter.section("forward"):
+            for right, left in self._slices:
+                counter.read(right)
+                counter.read(left)
+        record = StepRecord(step=number, version=self._bank.version, lr=1e-6, terms=((key, 1.0),))
+        with counter.section("commit"):
+            self._adapters.changed(self._bank.commit(record))
+
+    def _merge(self, *_: torch.Tensor) -> None:
+        with self._counter.section("merge"):
+            merge(self._weights, self._bank)
+
+
+class _Drawn:
+    """A direction whose draws are one write each, on any device."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def left(self, key: DirectionKey, layout: Layout, device: torch.device) -> torch.Tensor:
+        return torch.randn(layout.num_rows, self.rank, device=device)
+
+    def right(self, key: DirectionKey, layout: Layout, device: torch.device) -> torch.Tensor:
+        return torch.randn(layout.num_cols, self.rank, device=device)
