@@ -43,8 +43,8 @@ class Floor:
         for shape, count in self._counts.items():
             inputs = self._filled(load.tokens, shape[1])
             for _ in range(count):
-                self._weights[shape].product(inputs, None)
-        self._weights[self._head].product(self._filled(load.scored, self._head[1]), None)
+                self._weights[shape].product(inputs, None, folded=False)
+        self._weights[self._head].product(self._filled(load.scored, self._head[1]), None, folded=False)
 
     def _filled(self, rows: int, cols: int) -> torch.Tensor:
         return torch.ones(rows, cols, **self._settings)
