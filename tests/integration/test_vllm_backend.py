@@ -101,7 +101,7 @@ def test_only_columns_that_a_step_probes_are_multiplied(subject: Opened) -> None
         train(subject, steps)
         adapters = worker_of(subject).zo_factors._adapters
         assert len(subject.backend.snapshot()["slots"]) == slots
-        assert adapters._right_CI.shape[0] == RANK and len(adapters._open) == 1
+        assert adapters.slots.right_CI.shape[0] == RANK
         copies = [linear._working for linear in adapters._linears]
         assert all((copy is None) == (slots == 1) for copy in copies)
     for before, (*_, after) in zip(weights, slices_of(subject).values(), strict=True):
