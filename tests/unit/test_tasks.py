@@ -202,7 +202,7 @@ def test_outer_blanks_are_not_tokens(folder: Path) -> None:
 def test_an_option_that_merges_with_the_prompt_is_refused(folder: Path, merges: tuple[tuple[str, str], ...]) -> None:
     message = refusal(make(folder, verbalisers={0: "bad", 1: "good"}), merges=merges)
     assert "films_train.jsonl line 1: an option of ['bad', 'good'] merges with the end of the prompt" in message
-    assert "begin every option in `task.verbalisers` with a space" in message
+    assert "begin every option (`task.verbalisers`, `task.option_template`) with a space" in message
 
 
 def test_an_option_that_vanishes_is_refused(folder: Path) -> None:

@@ -148,7 +148,9 @@ class TextTaskConf:
     _target_: str = "zo_lightning.tasks.TextTask"
     name: str = MISSING
     template: str = MISSING
-    verbalisers: Any = MISSING  # a mapping whose keys may be numbers or text
+    verbalisers: Any = None  # a mapping whose keys may be numbers or text
+    candidates: Any = None  # a field or a list of fields
+    option_template: str = " {{ candidate }}"
     label_field: str = "label"
     data_dir: str | None = None
     train_file: str | None = None

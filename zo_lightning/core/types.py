@@ -93,11 +93,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """Token ids of a prompt and of its answer options; ``label`` indexes the right option."""
+    """Token ids of a prompt and of its answer options; ``label`` indexes the right option.
+
+    ``also_right`` are further options that count as right for accuracy; losses know ``label`` alone.
+    """
 
     prompt: tuple[int, ...]
     options: tuple[tuple[int, ...], ...]
     label: int
+    also_right: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

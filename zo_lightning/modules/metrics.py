@@ -55,7 +55,8 @@ class ScoreMetrics(nn.Module):
         """Add a batch."""
         self.loss.update(seen.losses, seen.weights)
         choices = [choice(scores, otherwise=self.no_answer) for scores in seen.scores]
-        self.accuracy.update(torch.tensor(choices), torch.tensor([example.label for example in examples]))
+        right = [c if c in e.also_right else e.label for c, e in zip(choices, examples, strict=True)]
+        self.accuracy.update(torch.tensor(choices), torch.tensor(right))
 
 
 def choice(scores: Sequence[float], *, otherwise: int) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from zo_lightning.core.types import Example
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TRUNCATIONS = ("error", "left")
+ROWS_AT_ONCE = 256  # tokenised in one call: the tokens of a long prompt with each of many options take room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,15 +31,16 @@ class TaskData:
     train: tuple[Example, ...]
     dev: tuple[Example, ...]
     test: tuple[Example, ...]
-    num_labels: int
+    num_labels: int  # options of an example, at most
     num_truncated: int
 
 
 class PromptText(NamedTuple):
-    """A rendered prompt, the index of its right option, and where it came from (for errors)."""
+    """A rendered prompt and its options, the places of the right ones, and where it came from (for errors)."""
 
     text: str
-    label: int
+    options: tuple[str, ...]
+    right: tuple[int, ...]  # the first is the label
     origin: str
 
 
@@ -46,15 +49,13 @@ class TaskTexts:
     """A task's texts, read and checked, in the order training, dev, test: all that needs no model.
 
     Args:
-        prompts: rendered prompts.
-        options: the text of each label's answer.
+        prompts: rendered prompts with their options.
         num_train: how many of the prompts are for training.
         num_dev: how many after those are for development.
         truncate: what becomes of a text longer than the context.
     """
 
     prompts: Sequence[PromptText]
-    options: Sequence[str]
     num_train: int
     num_dev: int
     truncate: str = "error"
@@ -69,15 +70,13 @@ class TaskTexts:
         Raises:
             DataError: a text is too long, or an option cannot be told from its prompt.
         """
-        examples, num_truncated = encode(
-            self.prompts, self.options, tokenizer, max_length=max_length, truncate=self.truncate
-        )
+        examples, num_truncated = encode(self.prompts, tokenizer, max_length=max_length, truncate=self.truncate)
         num_kept = self.num_train + self.num_dev
         return TaskData(
             train=examples[: self.num_train],
             dev=examples[self.num_train : num_kept],
             test=examples[num_kept:],
-            num_labels=len(self.options),
+            num_labels=max(len(example.options) for example in examples),
             num_truncated=num_truncated,
         )
 
@@ -97,17 +96,15 @@ class Task(Protocol):
 
 def encode(
     prompts: Sequence[PromptText],
-    options: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_length: int,
     truncate: str = "error",
 ) -> tuple[tuple[Example, ...], int]:
-    """Tokenise prompts with their options, all texts of one option in one call.
+    """Tokenise prompts with their options, many texts in one call.
 
     Args:
-        prompts: rendered prompts.
-        options: text of each option, as it follows the prompt.
+        prompts: rendered prompts with their options.
         tokenizer: its default special tokens are kept.
         max_length: most tokens of a prompt with its longest option.
         truncate: ``error``, or ``left`` to drop the first tokens of a longer prompt (a leading BOS stays).
@@ -118,9 +115,8 @@ def encode(
     Raises:
         DataError: a prompt is empty, an option merges with it, or the two are too long.
     """
-    alone = _tokenise(tokenizer, [_strip(prompt.text) for prompt in prompts])
-    joined = [_tokenise(tokenizer, [_strip(prompt.text + option) for prompt in prompts]) for option in options]
-    examples = [_example(*row, options) for row in zip(prompts, alone, zip(*joined, strict=True), strict=True)]
+    parts = [prompts[start : start + ROWS_AT_ONCE] for start in range(0, len(prompts), ROWS_AT_ONCE)]
+    examples = [example for part in parts for example in _examples(part, tokenizer)]
     too_long = [i for i, example in enumerate(examples) if _length(example) > max_length]
     if too_long and truncate == "error":
         first = too_long[0]
@@ -138,6 +134,16 @@ def encode(
     return tuple(examples), len(too_long)
 
 
+def _examples(prompts: Sequence[PromptText], tokenizer: PreTrainedTokenizerBase) -> list[Example]:
+    alone = _tokenise(tokenizer, [_strip(prompt.text) for prompt in prompts])
+    texts = [_strip(prompt.text + option) for prompt in prompts for option in prompt.options]
+    whole = iter(_tokenise(tokenizer, texts))
+    return [
+        _example(prompt, ids, list(islice(whole, len(prompt.options))))
+        for prompt, ids in zip(prompts, alone, strict=True)
+    ]
+
+
 def _tokenise(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
     ids: list[list[int]] = tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]
     return ids
@@ -147,21 +153,21 @@ def _strip(text: str) -> str:
     return text.lstrip().rstrip(" ")
 
 
-def _example(prompt: PromptText, alone: list[int], joined: Sequence[list[int]], options: Sequence[str]) -> Example:
+def _example(prompt: PromptText, alone: list[int], joined: Sequence[list[int]]) -> Example:
     if not _strip(prompt.text):
         raise DataError(f"{prompt.origin}: `task.template` gives an empty prompt")
     counts = [len(full) - len(alone) for full in joined]
     stems = {tuple(full[:-count]) for full, count in zip(joined, counts, strict=True) if count > 0}
     if min(counts) <= 0 or len(stems) > 1:
         raise DataError(
-            f"{prompt.origin}: an option of {list(options)} merges with the end of the prompt {prompt.text[-20:]!r} "
-            "in this tokenizer: begin every option in `task.verbalisers` with a space, or end `task.template` in a "
-            "newline"
+            f"{prompt.origin}: an option of {list(prompt.options)} merges with the end of the prompt "
+            f"{prompt.text[-20:]!r} in this tokenizer: begin every option (`task.verbalisers`, `task.option_template`) "
+            "with a space, or end `task.template` in a newline"
         )
     ids = tuple(tuple(full[-count:]) for full, count in zip(joined, counts, strict=True))
     if len(set(ids)) < len(ids):
-        raise DataError(f"{prompt.origin}: two of {list(options)} have the same tokens: change `task.verbalisers`")
-    return Example(prompt=stems.pop(), options=ids, label=prompt.label)
+        raise DataError(f"{prompt.origin}: two of {list(prompt.options)} have the same tokens: change the options")
+    return Example(prompt=stems.pop(), options=ids, label=prompt.right[0], also_right=prompt.right[1:])
 
 
 def _length(example: Example) -> int:
@@ -173,4 +179,4 @@ def _cut_left(example: Example, max_length: int, bos: int | None, origin: str) -
     room = max_length - max(map(len, example.options)) - keep
     if room < 1:
         raise DataError(f"{origin}: the context of {max_length} tokens has no room for a prompt beside the options")
-    return Example(prompt=example.prompt[:keep] + example.prompt[-room:], options=example.options, label=example.label)
+    return replace(example, prompt=example.prompt[:keep] + example.prompt[-room:])

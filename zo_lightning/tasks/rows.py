@@ -18,6 +18,35 @@ class Row(NamedTuple):
     origin: str
     fields: dict[str, Any]
 
+    @property
+    def present(self) -> dict[str, Any]:
+        """Fields that are not null.
+
+        Examples:
+            >>> Row("line 1", {"a": 1, "b": None}).present
+            {'a': 1}
+        """
+        return {name: value for name, value in self.fields.items() if value is not None}
+
+    @property
+    def columns(self) -> str:
+        """Says which fields there are, for errors."""
+        return f"this row has {', '.join(sorted(self.present)) or 'no column'}"
+
+    def field(self, name: str, *, key: str) -> Any:
+        """The value of one field.
+
+        Args:
+            name: which.
+            key: config key that names it, for errors.
+
+        Raises:
+            DataError: it is missing or null.
+        """
+        if self.fields.get(name) is None:
+            raise DataError(f"{self.origin}: no column `{key}`={name}; {self.columns}")
+        return self.fields[name]
+
 
 def find_file(folder: Path, searched: tuple[tuple[str, ...], ...], *, task: str, key: str) -> Path:
     """The one file of a folder that matches.

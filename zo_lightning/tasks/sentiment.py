@@ -76,12 +76,11 @@ class SentimentTask:
     def texts(self) -> TaskTexts:
         """Compose the reviews."""
         prompts = [
-            PromptText(f"{text} It was", label, f"task {self.name}, review {number}")
+            PromptText(f"{text} It was", OPTIONS, (label,), f"task {self.name}, review {number}")
             for number, (text, label) in enumerate(reviews(self._count, seed=self.sampling_seed))
         ]
         return TaskTexts(
             prompts=prompts,
-            options=OPTIONS,
             num_train=self.num_train,
             num_dev=self.num_dev,
             truncate=self.truncate,

@@ -1,25 +1,20 @@
-"""Tasks described by data alone: a prompt template and one answer text for each label."""
+"""Tasks described by data alone: a prompt template, and one answer text for each label or each row's own answers."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from jinja2.sandbox import SandboxedEnvironment
-
-from zo_lightning.errors import ConfigError, DataError
+from zo_lightning.errors import ConfigError
 from zo_lightning.tasks.encoding import TRUNCATIONS, PromptText, TaskTexts
+from zo_lightning.tasks.options import Candidates, OptionSource, Verbalisers
 from zo_lightning.tasks.rows import Row, find_file, read_hub, read_jsonl
 from zo_lightning.tasks.splits import SAMPLINGS, check_choice, check_counts, order, split_train
+from zo_lightning.tasks.templates import RowTemplate
 
 log = logging.getLogger(__name__)
-
-# A newline at the end of a template is part of the prompt.
-_JINJA = SandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +25,11 @@ class TextTask:
         name: names the task in messages and its files in ``data_dir``.
         template: Jinja2 text over a row's fields; a field that is null counts as missing.
         verbalisers: text of each label's option, as it follows the prompt; their order numbers the labels.
-        label_field: the field that holds the label.
+        candidates: instead of verbalisers, where the options differ from row to row: the fields that hold one each,
+            or the one field that holds a list of them.
+        option_template: how a ``candidate`` follows the prompt; Jinja2 text over it and the row's fields.
+        label_field: the field that holds the label; of candidates, the number from 0 or the text of the right one, or
+            a list of those that are right, of which the first is trained on.
         data_dir: folder with ``<name>_train*.jsonl`` and ``<name>_validation*.jsonl``, or ``train.jsonl`` and
             ``val.jsonl`` or ``validation.jsonl``.
         train_file: instead of a search in ``data_dir``.
@@ -49,7 +48,9 @@ class TextTask:
 
     name: str
     template: str
-    verbalisers: dict[Any, str]
+    verbalisers: dict[Any, str] | None = None
+    candidates: str | list[str] | None = None
+    option_template: str = " {{ candidate }}"
     label_field: str = "label"
     data_dir: str | None = None
     train_file: str | None = None
@@ -66,26 +67,11 @@ class TextTask:
     truncate: str = "error"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.verbalisers, Mapping):
-            raise ConfigError(
-                f"task {self.name}: `task.verbalisers` gives each label its text, as in "
-                f'{{low: " calm", high: " urgent"}}, not {self.verbalisers!r}'
-            )
-        options = list(self._labels().values())
-        wrong = [option for option in options if not isinstance(option, str)]
-        if wrong:
-            raise ConfigError(f"task {self.name}: `task.verbalisers` must be texts, not {wrong[0]!r}: quote it")
-        if len(options) < 2:
-            raise ConfigError(f"task {self.name}: `task.verbalisers` needs at least two labels, not {len(options)}")
-        if len(set(options)) < len(options):
-            raise ConfigError(f"task {self.name}: two labels of `task.verbalisers` share one text: {options}")
-        if not all(option.strip() for option in options):
-            raise ConfigError(f"task {self.name}: `task.verbalisers` has an empty option: {options}")
         check_choice("sampling", self.sampling, SAMPLINGS)
         check_choice("test_sampling", self.test_sampling, SAMPLINGS)
         check_choice("truncate", self.truncate, TRUNCATIONS)
         check_counts(self.num_train, self.num_dev, self.num_test, self.sampling_seed)
-        self._compiled()
+        self._template(), self._options()  # so that a wrong setting shows now
 
     def texts(self) -> TaskTexts:
         """Read the rows, take the samples and render them.
@@ -103,11 +89,10 @@ class TextTask:
         if len(train) < self.num_train:
             log.warning("task %s: %d training rows, not the %d asked for", self.name, len(train), self.num_train)
         test = order(len(test_rows), self.test_sampling, self.sampling_seed)[: self.num_test]
-        template, labels = self._compiled(), self._labels()
+        template, options = self._template(), self._options()
         rows = [train_rows[i] for i in train + dev] + [test_rows[i] for i in test]
         return TaskTexts(
-            prompts=[self._prompt(row, template, labels) for row in rows],
-            options=list(labels.values()),
+            prompts=[_prompt(row, template, options) for row in rows],
             num_train=len(train),
             num_dev=len(dev),
             truncate=self.truncate,
@@ -132,33 +117,22 @@ class TextTask:
         found = find_file(Path(self.data_dir), searched, task=self.name, key=f"task.{key}")
         return read_jsonl(found, key="task.data_dir")
 
-    def _labels(self) -> dict[str, str]:
-        """Option texts by label, as text: data, YAML and command line may give 0 or "0", true or "true"."""
-        return {_label_text(label): option for label, option in self.verbalisers.items()}
+    def _template(self) -> RowTemplate:
+        return RowTemplate(self.template, key="task.template", task=self.name)
 
-    def _compiled(self) -> jinja2.Template:
-        try:
-            return _JINJA.from_string(self.template)
-        except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(f"task {self.name}: `task.template` is not a Jinja2 template: {error}") from error
-
-    def _prompt(self, row: Row, template: jinja2.Template, labels: dict[str, str]) -> PromptText:
-        present = {name: value for name, value in row.fields.items() if value is not None}
-        columns = f"this row has {', '.join(sorted(present)) or 'no column'}"
-        if self.label_field not in present:
-            raise DataError(f"{row.origin}: no column `task.label_field`={self.label_field}; {columns}")
-        label = _label_text(present[self.label_field])
-        if label not in labels:
-            raise DataError(
-                f"{row.origin}: label {label!r} in column {self.label_field} has no text in `task.verbalisers`, which "
-                f"knows {', '.join(labels)}"
+    def _options(self) -> OptionSource:
+        if (self.verbalisers is None) == (self.candidates is None):
+            raise ConfigError(
+                f"task {self.name}: set `task.verbalisers` to one text for each label, or `task.candidates` to the "
+                "fields that hold each row's own answers, and not both"
             )
-        try:
-            text = template.render(present)
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise DataError(f"{row.origin}: `task.template` cannot be filled: {error}; {columns}") from error
-        return PromptText(text, list(labels).index(label), row.origin)
+        if self.verbalisers is not None:
+            return Verbalisers(self.verbalisers, label_field=self.label_field, task=self.name)
+        template = RowTemplate(self.option_template, key="task.option_template", task=self.name)
+        assert self.candidates is not None
+        return Candidates(self.candidates, template, label_field=self.label_field, task=self.name)
 
 
-def _label_text(label: Any) -> str:
-    return str(label).lower() if isinstance(label, bool) else str(label)
+def _prompt(row: Row, template: RowTemplate, source: OptionSource) -> PromptText:
+    options = source.of(row)
+    return PromptText(template.fill(row), options.texts, options.right, row.origin)

@@ -22,5 +22,8 @@ class Comparison:
         """Distinct pairs of numbers below 100, as questions."""
         count = self.num_train + self.num_dev + self.num_test
         pairs = random.Random(self.seed).sample(list(permutations(range(100), 2)), count)
-        prompts = [PromptText(f"Is {a} more than {b}? It is", int(a > b), f"pair {a}, {b}") for a, b in pairs]
-        return TaskTexts(prompts=prompts, options=(" less", " more"), num_train=self.num_train, num_dev=self.num_dev)
+        options = (" less", " more")
+        prompts = [
+            PromptText(f"Is {a} more than {b}? It is", options, (int(a > b),), f"pair {a}, {b}") for a, b in pairs
+        ]
+        return TaskTexts(prompts=prompts, num_train=self.num_train, num_dev=self.num_dev)
