@@ -17,7 +17,8 @@ import torch
 from tests.backends import EPS, RANK, SEED, Opened, Row, directions, key_of, model_of, on_rows, oracle_of
 from tests.lozo import Lozo
 from zo_lightning.backends.vllm import VllmBackend
-from zo_lightning.backends.vllm.scoring import option_logprobs, trie_nodes
+from zo_lightning.backends.vllm.engine import FORCED, sampling_of
+from zo_lightning.backends.vllm.scoring import option_logprobs, trie_walks
 from zo_lightning.backends.vllm.wire import write_point
 from zo_lightning.core.types import BankSpec
 from zo_lightning.errors import EngineError
@@ -139,7 +140,7 @@ def _close(found: list[Any], expected: list[Any]) -> bool:
 @on_rows(Row("vllm"))
 def test_the_base_answers_as_an_engine_without_adapters_bit_by_bit(subject: Opened) -> None:
     """Before and after 30 steps: log-probabilities of the bare model, from an engine that knows of no adapter."""
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
     before = subject.backend.infer(subject.examples)
     train(subject, 30)
@@ -153,27 +154,27 @@ def test_the_base_answers_as_an_engine_without_adapters_bit_by_bit(subject: Open
             block_size=32,
             enforce_eager=True,
             skip_tokenizer_init=True,
+            logits_processors=[FORCED],
         )
         try:
-            nodes = [node for example in subject.examples for node in trie_nodes(example)]
-            outputs = bare.generate(
-                [{"prompt_token_ids": list(node.prompt)} for node in nodes],
-                [SamplingParams(max_tokens=1, logprob_token_ids=list(n.children), detokenize=False) for n in nodes],
-                use_tqdm=False,
-            )
+            walks = [walk for example in subject.examples for walk in trie_walks(example)]
+            prompts = [{"prompt_token_ids": list(walk.prompt)} for walk in walks]
+            outputs = bare.generate(prompts, list(map(sampling_of, walks)), use_tqdm=False)
         finally:
             bare.llm_engine.engine_core.shutdown()
     finally:
         subject.open()
-    found = [
-        {token: output.outputs[0].logprobs[0][token].logprob for token in node.children}
-        for node, output in zip(nodes, outputs, strict=True)
-    ]
-    expected = [
-        answers[node.prompt]
+    found = {
+        (walk.prompt, node): {token: logprobs[token].logprob for token in node.children}
+        for walk, output in zip(walks, outputs, strict=True)
+        for node, logprobs in zip(walk.nodes, output.outputs[0].logprobs, strict=True)
+    }
+    expected = {
+        (walk.prompt, node): answers[node.prompt]
         for example, answers in zip(subject.examples, before, strict=True)
-        for node in trie_nodes(example)
-    ]
+        for walk in trie_walks(example)
+        for node in walk.nodes
+    }
     assert found == expected
 
 

@@ -14,7 +14,7 @@ import torch
 from zo_lightning import errors
 from zo_lightning.backends.dtype import choose_dtype
 from zo_lightning.backends.shares import share_of_cores
-from zo_lightning.backends.vllm.scoring import Node, option_logprobs, trie_nodes
+from zo_lightning.backends.vllm.scoring import FORCED_KEY, Walk, option_logprobs, trie_nodes, trie_walks
 from zo_lightning.backends.vllm.wire import pack, unpack, write_layout, write_point, write_record
 from zo_lightning.core.bank import check_version
 from zo_lightning.core.method import to_recipe
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _environment: dict[str, str] = {}  # what was set here, so that the next job of a sweep may set it anew
 _WORKER = "zo_lightning.backends.vllm.worker.ZOWorker"
+FORCED = "zo_lightning.backends.vllm.forced:ForcedTokens"
 
 
 class VllmBackend:
@@ -150,6 +151,7 @@ class VllmBackend:
             "lora_target_modules": list(internals.fused_targets(layout)),
             "enable_prefix_caching": True,
             "worker_extension_cls": _WORKER,
+            "logits_processors": [] if torch.cuda.is_available() else [FORCED],
             "enforce_eager": not torch.cuda.is_available(),
             "use_tqdm_on_load": False,
             "skip_tokenizer_init": True,  # requests are token ids
@@ -265,10 +267,10 @@ class VllmBackend:
         call, prompts, sampling, loras = next(self._salts), [], [], []
         for number, (adapter, examples) in enumerate(groups):
             lora = None if adapter is None else LoRARequest(f"point{adapter}", adapter, "programmed in place")
-            for node in itertools.chain.from_iterable(map(trie_nodes, examples)):
+            for walk in itertools.chain.from_iterable(map(_walks, examples)):
                 # Factors change in place: a prefix cached under an old salt would be stale.
-                prompts.append({"prompt_token_ids": list(node.prompt), "cache_salt": f"{call}-{number}"})
-                sampling.append(_sampling(node))
+                prompts.append({"prompt_token_ids": list(walk.prompt), "cache_salt": f"{call}-{number}"})
+                sampling.append(sampling_of(walk))
                 loras.append(lora)
         outputs = self._call(lambda llm: llm.generate(prompts, sampling, lora_request=loras, use_tqdm=False))
         return _collect([example for _, examples in groups for example in examples], iter(outputs))
@@ -299,20 +301,38 @@ def _collect(examples: Sequence[Example], outputs: Iterator[Any]) -> tuple[list[
     answers, tokens = [], []
     for example in examples:
         found, computed = {}, 0
-        for node in trie_nodes(example):
+        for walk in _walks(example):
             output = next(outputs)
-            logprobs = output.outputs[0].logprobs[0]
-            found[node.prompt] = {token: logprobs[token].logprob for token in node.children}
-            computed += len(node.prompt) - (output.num_cached_tokens or 0)
+            answer = output.outputs[0]
+            if tuple(answer.token_ids[:-1]) != walk.forced:
+                raise EngineError(
+                    "vLLM left the tokens of an option: `backend.engine.logits_processors` must not be set"
+                )
+            for node, logprobs in zip(walk.nodes, answer.logprobs, strict=True):
+                found[node.prompt] = {token: logprobs[token].logprob for token in node.children}
+            computed += len(walk.prompt) - (output.num_cached_tokens or 0) + len(walk.forced)
         answers.append(found)
         tokens.append(computed)
     return answers, tokens
 
 
-def _sampling(node: Node) -> Any:
+def _walks(example: Example) -> tuple[Walk, ...]:
+    # Tokens are forced through the V1 model runner, which CPUs have; a GPU's own small blocks waste less.
+    return tuple(Walk((n,)) for n in trie_nodes(example)) if torch.cuda.is_available() else trie_walks(example)
+
+
+def sampling_of(walk: Walk) -> Any:
+    """Asks for the log-probabilities at every node of a walk."""
     from vllm import SamplingParams
 
-    return SamplingParams(max_tokens=1, temperature=0.0, logprob_token_ids=list(node.children), detokenize=False)
+    return SamplingParams(
+        max_tokens=len(walk.nodes),
+        temperature=0.0,
+        ignore_eos=True,
+        logprob_token_ids=list(walk.asked),
+        detokenize=False,
+        extra_args={FORCED_KEY: list(walk.forced)} if walk.forced else None,
+    )
 
 
 def _set_environment(process: str, kv_cache_gib: int, num_workers: int) -> None:

@@ -1,6 +1,8 @@
-"""Exact option scores from next-token log-probabilities: one request for each node of a trie of options.
+"""Exact option scores from next-token log-probabilities, asked once at each node of a trie of options.
 
-Options of one token each share a single node, the prompt itself, hence one request an example.
+Options of one token each share a single node, the prompt itself, hence one request an example. Nodes that follow each
+other can share a request too, where the engine can be made to continue with given tokens: a request of its own would
+compute again what the prefix cache lacks, up to a block of tokens a node.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zo_lightning.core.types import Example
+
+FORCED_KEY = "zo_forced"  # of a request's further arguments: the tokens to continue with
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,51 @@ def trie_nodes(example: Example) -> tuple[Node, ...]:
         for depth, token in enumerate(option):
             children.setdefault(example.prompt + option[:depth], {})[token] = None
     return tuple(Node(prompt, tuple(tokens)) for prompt, tokens in sorted(children.items(), key=lambda kv: len(kv[0])))
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Nodes that follow each other down a trie: one request."""
+
+    nodes: tuple[Node, ...]
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """What to send: the first node's prompt."""
+        return self.nodes[0].prompt
+
+    @property
+    def forced(self) -> tuple[int, ...]:
+        """The tokens that lead from the first node to the last."""
+        return self.nodes[-1].prompt[len(self.prompt) :]
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """Children of any node but those that are forced there: an engine reports what it continues with unasked."""
+        forced = (*self.forced, None)
+        asked = [c for node, step in zip(self.nodes, forced, strict=True) for c in node.children if c != step]
+        return tuple(dict.fromkeys(asked))
+
+
+def trie_walks(example: Example) -> tuple[Walk, ...]:
+    """The nodes of an example's options in as few walks as there are ways through them, shortest prefix first.
+
+    Examples:
+        >>> example = Example(prompt=(7,), options=((1, 2, 5), (1, 3), (4, 6)), label=0)
+        >>> [(walk.prompt, walk.forced, walk.asked) for walk in trie_walks(example)]
+        [((7,), (1, 2), (4, 3, 5)), ((7, 4), (), (6,))]
+    """
+    left = {node.prompt: node for node in trie_nodes(example)}
+    walks = []
+    while left:
+        node: Node | None = left.pop(next(iter(left)))
+        nodes = []
+        while node is not None:
+            nodes.append(node)
+            below = ((*node.prompt, child) for child in node.children)
+            node = next((left.pop(prompt) for prompt in below if prompt in left), None)
+        walks.append(Walk(tuple(nodes)))
+    return tuple(walks)
 
 
 def option_logprobs(example: Example, answers: Mapping[tuple[int, ...], Mapping[int, float]]) -> tuple[float, ...]:
