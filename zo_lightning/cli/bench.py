@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 SUBCOMMANDS = {
     "step": "a step beside matched inference, the dense path, the packed backend and the machine's own product",
     "chain": "from the dense path to ragged requests, one change at a time: seconds and bytes",
+    "tries": "options of several tokens by tries, and by one row for each candidate: tokens and seconds",
     "traffic": "bytes of parameter state that a step moves, counted from the model's config alone",
     "padding": "how much of a padded batch is empty, task by task",
     "bank": "a step's time against the bank's columns and the number of points in a batch",
