@@ -7,6 +7,9 @@ ReCoRD's own: the rest of the statement with a name filled in.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +21,7 @@ from zo_lightning.backends.vllm.rows import row_logprobs
 from zo_lightning.backends.vllm.scoring import trie_nodes, trie_walks
 from zo_lightning.bench.candidates import copa_rows, make_task, record_rows
 from zo_lightning.core.types import Example
+from zo_lightning.errors import EngineError
 from zo_lightning.models import load_tokenizer
 
 BLOCK = 32  # tokens of a block of the prefix cache, as the rows of tests/backends.py have it
@@ -114,6 +118,15 @@ def test_one_forced_token_is_as_good_as_a_request(subject: Opened) -> None:
 
 
 @on_rows(Row("vllm"))
+def test_an_engine_that_goes_its_own_way_is_an_error(subject: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zo_lightning.backends.vllm.forced import ForcedTokens
+
+    monkeypatch.setattr(ForcedTokens, "apply", lambda self, logits: logits)
+    with pytest.raises(EngineError, match=r"left the tokens of an option: `backend\.engine\.logits_processors`"):
+        subject.ask((key_of(0), EPS))
+
+
+@on_rows(Row("vllm"))
 def test_the_same_example_twice_and_a_prompt_inside_an_option(subject: Opened) -> None:
     """Requests of one point share their cache, whatever example they come from."""
     first = Example(prompt=tuple(range(3, 36)), options=((40, 41, 42), (40, 43)), label=0)
@@ -122,3 +135,21 @@ def test_the_same_example_twice_and_a_prompt_inside_an_option(subject: Opened) -
     dense = oracle_of(subject.row).reset().ask((key_of(0), EPS), examples=(first, longer, first))
     assert flat(seen.scores) == pytest.approx(flat(dense.scores), abs=1e-5)
     assert all(a == b for a, b in pairwise((seen.losses[0], seen.losses[2])))
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_the_benchmark_counts_and_agrees(tmp_path: Path) -> None:
+    """In a process of its own, as its engine must not meet the tests' engine."""
+    pytest.importorskip("vllm", reason="needs vLLM, which has no wheel for this machine")
+    words = ["tries", "model=tiny-llama", "data.batch_size=2", "rounds=1", "warm_up=0", f"hydra.run.dir={tmp_path}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "zo_lightning.cli.bench", *words], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout.splitlines()[-1])
+    for name in ROWS:
+        found = facts[name]
+        assert found["trie_tokens"] <= found["tokens"] < found["row_tokens"]
+        assert found["largest_difference"] < 1e-5 and found["seconds"] > 0 < found["row_seconds"]
+    assert (tmp_path / "tries.png").stat().st_size and json.loads((tmp_path / "tries.json").read_text()) == facts

@@ -75,7 +75,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("documented")
     rows = [{"text": f"message {i}", "priority": ("low", "high")[i % 2]} for i in range(40)]
     reviews = [{"sentence": f"film {i}", "label": i % 2} for i in range(600)]  # the benchmark asks for as many
+    questions = [{"question": f"{i} is", "choice1": "odd", "choice2": "even", "label": 1 - i % 2} for i in range(40)]
+    names = [
+        {"text": f"{i}:", "names": ["Ann", "Ben", "Cem"][: 2 + i % 2], "answer": ["Ben", "Ann"]} for i in range(40)
+    ]
     for name, content in {
+        "questions.jsonl": questions,
+        "names.jsonl": names,
         "train.jsonl": rows,
         "test.jsonl": rows,
         "data/sst2_train.jsonl": reviews,

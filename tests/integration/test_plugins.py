@@ -187,6 +187,6 @@ def test_a_mistyped_option_lists_those_of_plugins(installed: Site):
     installed.add("one", "task/ours.yaml")
     with (
         initialize_config_module("zo_lightning.conf", version_base="1.3"),
-        pytest.raises(MissingConfigException, match="\tours\n\tsentiment"),
+        pytest.raises(MissingConfigException, match="\tours\n\trecord\n\tsentiment"),
     ):
         compose("train", ["task=our"])

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from zo_lightning.backends.vllm.scoring import option_logprobs, trie_nodes
+from zo_lightning.backends.vllm.scoring import option_logprobs, trie_nodes, trie_walks
 from zo_lightning.core.objective import cross_entropy, observe
 from zo_lightning.core.types import Example, Score
 
@@ -53,6 +53,35 @@ def test_shared_prefixes_are_asked_once_and_shorter_ones_first(name: str, count:
     assert len(nodes) == count == len({node.prompt for node in nodes})
     assert [len(node.prompt) for node in nodes] == sorted(len(node.prompt) for node in nodes)
     assert all(len(set(node.children)) == len(node.children) for node in nodes)
+
+
+@pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
+def test_walks_take_each_node_once_and_follow_children(example: Example) -> None:
+    walks = trie_walks(example)
+    assert sorted(node.prompt for walk in walks for node in walk.nodes) == sorted(n.prompt for n in trie_nodes(example))
+    assert walks[0].prompt == example.prompt
+    for walk in walks:
+        tokens = (*walk.forced, None)
+        for i, (node, forced) in enumerate(zip(walk.nodes, tokens, strict=True)):
+            assert node.prompt == walk.prompt + walk.forced[:i]
+            assert forced is None or forced in node.children
+            # What an engine reports: the token it continues with, and those asked for.
+            assert set(node.children) <= {forced, *walk.asked}
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("one token each", 1),
+        ("two tokens each", 2),
+        ("mixed", 2),
+        ("shared prefix", 1),
+        ("same tail after another head", 2),
+    ],
+)
+def test_a_walk_ends_where_an_option_does(name: str, count: int) -> None:
+    """The way through options that are one another's beginnings is one request."""
+    assert len(trie_walks(EXAMPLES[name])) == count
 
 
 LOGPROBS = [(-1.0, -3.0, -6.0), (-0.5, -0.1, -9.0)]

@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
+from zo_lightning.config.presets import preset
 from zo_lightning.tasks import TextTask
 
 Row = dict[str, Any]
@@ -51,14 +49,11 @@ def make_task(name: str, rows: Sequence[Row], folder: Path) -> TextTask:
         rows: in the task's fields.
         folder: an existing one.
     """
-    preset: Any = OmegaConf.to_container(
-        OmegaConf.load(str(files("zo_lightning.conf.task") / f"{_PRESETS[name]}.yaml"))
-    )
-    settings = {key: value for key, value in preset.items() if key not in ("defaults", "_target_")}
     for file, part in (("train.jsonl", [*rows, rows[0]]), ("val.jsonl", rows[:1])):  # one more for the dev split
         (folder / file).write_text("".join(json.dumps(row) + "\n" for row in part))
     sizes = {"num_train": len(rows), "num_dev": 1, "num_test": 1, "sampling": "first"}
-    return TextTask(**settings | (_NAMES if name == "names" else {}) | sizes | {"data_dir": str(folder)})
+    changes = _NAMES if name == "names" else {}
+    return TextTask(**preset("task", _PRESETS[name]) | changes | sizes | {"data_dir": str(folder)})
 
 
 def copa_rows(count: int, *, seed: int) -> list[Row]:

@@ -58,7 +58,8 @@ def _request(bench: Workbench, examples: Examples) -> EvalRequest:
 
 
 def _by_tries(backend: Any, request: EvalRequest, number: int = 0) -> Observation:
-    return backend.evaluate((request,))[0]  # type: ignore[no-any-return]
+    (seen,) = backend.evaluate((request,))
+    return seen
 
 
 def _by_rows(backend: Any, examples: Examples, number: int = 0) -> tuple[list[tuple[float, ...]], int]:
@@ -100,8 +101,8 @@ def _report(bench: Workbench, facts: Mapping[str, dict[str, Any]], seconds: Mapp
         draw=lambda axes: bars(axes, {name: median(values) for name, values in seconds.items()}, "seconds (median)"),
         notes=[
             "copa, names and record: two sentences; the names in a passage; a statement with each of these names",
-            "tokens: each once in the tries; as computed, with those behind a full block of the cache again; by one row "
-            "for each candidate",
+            "tokens in tries: each once; computed: with those again that stand behind a full block of the cache; rows: "
+            "one row for each candidate",
             f"option scores differ by at most {max(f['largest_difference'] for f in facts.values()):.1e} nats a token",
             f"medians of {bench.rounds} rounds, every case once a round; in brackets 95 % intervals",
         ],

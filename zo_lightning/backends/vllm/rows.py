@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zo_lightning.core.types import Example
 
@@ -28,7 +28,7 @@ def row_logprobs(llm: LLM, examples: Sequence[Example], *, adapter: int | None) 
     from vllm.lora.request import LoRARequest
 
     outputs = llm.generate(
-        [{"prompt_token_ids": [*example.prompt, *option]} for example in examples for option in example.options],
+        [[*example.prompt, *option] for example in examples for option in example.options],
         SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False),
         lora_request=None if adapter is None else LoRARequest(f"point{adapter}", adapter, "programmed in place"),
         use_tqdm=False,
@@ -40,7 +40,7 @@ def row_logprobs(llm: LLM, examples: Sequence[Example], *, adapter: int | None) 
     ], tokens
 
 
-def _token_logprobs(output) -> list[float]:  # type: ignore[no-untyped-def]
+def _token_logprobs(output: Any) -> list[float]:
     """One number for each token of the prompt; the first has none before it, and counts nothing."""
     found = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
     return [0.0 if at is None else at[token].logprob for token, at in found]
