@@ -49,6 +49,10 @@ SHORT_BENCH = (
 )
 # Commands that other tests run, on real parts: the words that say so there.
 ELSEWHERE = {
+    "zo-bench tries        # answers of several tokens: by tries, and by one row for each candidate": (
+        "test_candidate_tries.py",
+        '"tries", "model=tiny-llama"',
+    ),
     "zo-bench startup": ("test_bench.py", 'measure("startup"'),
     "zo-train direction=rademacher task=comparison": (
         "test_plugins.py",

@@ -9,6 +9,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from zo_lightning.backends.vllm import VllmBackend
 from zo_lightning.backends.vllm.rows import row_logprobs
 from zo_lightning.backends.vllm.scoring import trie_nodes
 from zo_lightning.bench.candidates import copa_rows, make_task, record_rows
@@ -27,10 +28,10 @@ def run(bench: Workbench) -> Report:
     Raises:
         ConfigError: if the backend is not vLLM.
     """
+    if not isinstance(bench.make_backend("backend"), VllmBackend):
+        raise ConfigError("`zo-bench tries` measures requests to an engine: choose `backend=vllm`")
     batches = {name: _batch(bench, name) for name in _NAMES}
     with bench.opened("backend") as backend:
-        if not hasattr(backend, "infer"):
-            raise ConfigError("`zo-bench tries` measures requests to an engine: choose `backend=vllm`")
         cases: dict[str, Case] = {}
         facts: dict[str, dict[str, Any]] = {}
         for name, examples in batches.items():
