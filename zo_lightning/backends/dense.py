@@ -30,6 +30,7 @@ from zo_lightning.core.types import (
     Point,
     Score,
     StepRecord,
+    Workload,
 )
 from zo_lightning.errors import ConfigError, EngineError
 
@@ -77,8 +78,15 @@ class DenseBackend:
         """Whether a model is loaded."""
         return self._bank is not None
 
-    def open(self, layout: Layout, direction: Direction, update: Update, bank: BankSpec) -> None:
-        """Load the model and keep a copy of its trainable matrices."""
+    def open(
+        self,
+        layout: Layout,
+        direction: Direction,
+        update: Update,
+        bank: BankSpec,
+        workloads: Sequence[Workload] = (),
+    ) -> None:
+        """Load the model and keep a copy of its trainable matrices; ``max_rows`` sizes its batches."""
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging as transformers_logging
 

@@ -31,6 +31,7 @@ from zo_lightning.core.types import (
     Point,
     Score,
     StepRecord,
+    Workload,
 )
 from zo_lightning.errors import ConfigError, EngineError
 
@@ -81,8 +82,15 @@ class FakeBackend:
         """The bank's version."""
         return self._bank.version
 
-    def open(self, layout: Layout, direction: Direction, update: Update, bank: BankSpec) -> None:
-        """Start at theta = 0."""
+    def open(
+        self,
+        layout: Layout,
+        direction: Direction,
+        update: Update,
+        bank: BankSpec,
+        workloads: Sequence[Workload] = (),
+    ) -> None:
+        """Start at theta = 0; there is nothing to size."""
         self._base = [torch.zeros(matrix.rows, matrix.cols) for matrix in layout.matrices]
         self._opened = LowRankBank(bank, layout, direction, update, fold=self._fold)
 

@@ -15,7 +15,16 @@ from zo_lightning.backends.digest import digest_factors
 from zo_lightning.backends.ranks import Ranks
 from zo_lightning.backends.shares import share
 from zo_lightning.core.roles import Backend, Direction, Update
-from zo_lightning.core.types import BankSpec, BaseDigest, Capabilities, EvalRequest, Layout, Observation, StepRecord
+from zo_lightning.core.types import (
+    BankSpec,
+    BaseDigest,
+    Capabilities,
+    EvalRequest,
+    Layout,
+    Observation,
+    StepRecord,
+    Workload,
+)
 from zo_lightning.errors import RankError
 
 
@@ -67,9 +76,17 @@ class ShardedBackend:
         """Whether this rank's model is loaded."""
         return self.inner.is_open
 
-    def open(self, layout: Layout, direction: Direction, update: Update, bank: BankSpec) -> None:
-        """Load this rank's model."""
-        self.inner.open(layout, direction, update, bank)
+    def open(
+        self,
+        layout: Layout,
+        direction: Direction,
+        update: Update,
+        bank: BankSpec,
+        workloads: Sequence[Workload] = (),
+    ) -> None:
+        """Load this rank's model, sized for its share."""
+        shares = [replace(work, batch_size=-(-work.batch_size // self.ranks.size)) for work in workloads]
+        self.inner.open(layout, direction, update, bank, shares)
         self._history = ""
 
     def evaluate(self, requests: Sequence[EvalRequest]) -> tuple[Observation, ...]:

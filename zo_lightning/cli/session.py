@@ -55,7 +55,8 @@ class Session:
         log.info("starting %s", type(module.backend).__name__)
         self.trainer.strategy.attach(module)  # type: ignore[attr-defined]
         try:
-            module.backend.open(module.layout, module.method.direction, module.method.update, module.bank)
+            workloads = self.data.workloads(module.method.query.max_points)
+            module.backend.open(module.layout, module.method.direction, module.method.update, module.bank, workloads)
             yield
         finally:
             module.backend.close()

@@ -225,8 +225,8 @@ class VllmConf:
     max_points: int = 2
     block_size: int = 32
     max_length: int | None = None
-    max_num_batched_tokens: int = 8192
-    kv_cache_gib: int = 1
+    max_num_batched_tokens: int | None = None
+    kv_cache_gib: float | None = None
     fold_stages: bool = True
     engine: dict[str, Any] = field(default_factory=dict)
 

@@ -19,6 +19,7 @@ from zo_lightning.core.types import (
     Objective,
     Observation,
     StepRecord,
+    Workload,
 )
 
 
@@ -135,8 +136,15 @@ class Backend(Protocol):
         """Whether the model is loaded. Whoever opened a backend closes it; others only lease it."""
         ...
 
-    def open(self, layout: Layout, direction: Direction, update: Update, bank: BankSpec) -> None:
-        """Load the model. Raises ``EngineError`` or ``DataError`` with the way out."""
+    def open(
+        self,
+        layout: Layout,
+        direction: Direction,
+        update: Update,
+        bank: BankSpec,
+        workloads: Sequence[Workload] = (),
+    ) -> None:
+        """Load the model, sized for ``workloads`` if they are known. Raises ``ZOError``s with the way out."""
         ...
 
     def evaluate(self, requests: Sequence[EvalRequest]) -> tuple[Observation, ...]:

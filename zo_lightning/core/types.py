@@ -136,6 +136,18 @@ Objective = Score | Generate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One kind of ``evaluate`` call to come, so that a backend can size itself.
+
+    Batches of ``batch_size`` out of ``examples``, in any order, each asked at ``num_points`` points at once.
+    """
+
+    examples: tuple[Example, ...]
+    batch_size: int
+    num_points: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalRequest:
     """Evaluate one parameter point on some examples: the whole contract with a backend."""
 

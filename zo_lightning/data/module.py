@@ -6,7 +6,7 @@ import warnings
 
 from lightning.pytorch import LightningDataModule
 
-from zo_lightning.core.types import Example
+from zo_lightning.core.types import Example, Workload
 from zo_lightning.data.loader import ExampleLoader
 from zo_lightning.errors import ConfigError, DataError
 
@@ -65,6 +65,14 @@ class ExampleDataModule(LightningDataModule):
     def test_dataloader(self) -> list[ExampleLoader]:
         """The test examples in their order."""
         return self._ordered(self.test)
+
+    def workloads(self, num_points: int) -> tuple[Workload, ...]:
+        """The calls that training at ``num_points`` points at once, validation and test will make."""
+        kinds = (
+            Workload(examples=self.train, batch_size=self.batch_size, num_points=num_points),
+            Workload(examples=self.dev + self.test, batch_size=self.eval_batch_size),
+        )
+        return tuple(kind for kind in kinds if kind.examples)
 
     def _ordered(self, examples: tuple[Example, ...]) -> list[ExampleLoader]:
         return [ExampleLoader(examples, self.eval_batch_size)] if examples else []

@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from zo_lightning.core.method import Method
 from zo_lightning.core.roles import Backend
 from zo_lightning.core.types import BankSpec, Batch, EvalRequest, Layout, Observation, Point, Score
+from zo_lightning.data import ExampleDataModule
 from zo_lightning.errors import ConfigError
 from zo_lightning.modules.checkpoint import KEY, check_method, describe
 from zo_lightning.modules.metrics import ScoreMetrics
@@ -71,13 +72,15 @@ class ZOModule(LightningModule):
         self._step_end_version = -1
 
     def open_backend(self) -> None:
-        """Open the backend for this run, with the factors it had when it was last closed.
+        """Open the backend for this run and its data, with the factors it had when it was last closed.
 
         Raises:
             ConfigError: if the backend cannot run the method.
         """
         self.method.check(self.backend.capabilities, self.bank, max_steps=max(self.trainer.max_steps, 0))
-        self.backend.open(self.layout, self.method.direction, self.method.update, self.bank)
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        workloads = data.workloads(self.method.query.max_points) if isinstance(data, ExampleDataModule) else ()
+        self.backend.open(self.layout, self.method.direction, self.method.update, self.bank, workloads)
         if self._kept is not None:
             self.backend.load(self._kept)
             self._kept = None

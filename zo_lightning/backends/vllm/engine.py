@@ -14,6 +14,7 @@ import torch
 from zo_lightning import errors
 from zo_lightning.backends.dtype import choose_dtype
 from zo_lightning.backends.shares import share_of_cores
+from zo_lightning.backends.vllm.fit import Limits, Wanted, fit_engine
 from zo_lightning.backends.vllm.scoring import FORCED_KEY, Walk, option_logprobs, trie_nodes, trie_walks
 from zo_lightning.backends.vllm.wire import pack, unpack, write_layout, write_point, write_record
 from zo_lightning.core.bank import check_version
@@ -32,6 +33,7 @@ from zo_lightning.core.types import (
     Point,
     Score,
     StepRecord,
+    Workload,
 )
 from zo_lightning.errors import ConfigError, EngineError
 
@@ -51,9 +53,9 @@ class VllmBackend:
         process: ``inline`` runs the engine in this process, ``child`` in its own (isolates its death).
         max_points: adapters registered, the parameter points of one batch.
         block_size: tokens of a key-value block; short blocks let options share a prompt's prefix.
-        max_length: context in tokens (None: the model's own).
-        max_num_batched_tokens: tokens of one engine iteration; a whole step should fit.
-        kv_cache_gib: key-value cache on CPU, GiB.
+        max_length: context in tokens (None: the longest of the workloads).
+        max_num_batched_tokens: tokens of one engine iteration (None: those of the largest call, if memory allows).
+        kv_cache_gib: key-value cache, GiB (None: what these tokens need; on GPU what is left).
         fold_stages: on CPU in float32, keep completed stages in a second copy of the linears, so that they cost no
             time; false saves that memory.
         engine: further arguments for ``vllm.LLM``, for example ``gpu_memory_utilization``.
@@ -67,8 +69,8 @@ class VllmBackend:
         max_points: int = 2,
         block_size: int = 32,
         max_length: int | None = None,
-        max_num_batched_tokens: int = 8192,
-        kv_cache_gib: int = 1,
+        max_num_batched_tokens: int | None = None,
+        kv_cache_gib: float | None = None,
         fold_stages: bool = True,
         engine: dict[str, Any] | None = None,
     ) -> None:
@@ -112,18 +114,27 @@ class VllmBackend:
         """Whether an engine is running."""
         return self._llm is not None
 
-    def open(self, layout: Layout, direction: Direction, update: Update, bank: BankSpec) -> None:
-        """Start the engine and build the bank in its worker.
+    def open(
+        self,
+        layout: Layout,
+        direction: Direction,
+        update: Update,
+        bank: BankSpec,
+        workloads: Sequence[Workload] = (),
+    ) -> None:
+        """Start the engine, with limits under which a call is one iteration, and build the bank in its worker.
 
         Raises:
-            ConfigError: for a layout with vectors.
+            ConfigError: for a layout with vectors, or if one sequence does not fit.
             EngineError: if vLLM is missing, is another version or does not hold the model as expected.
         """
         if layout.has_vectors:
             raise ConfigError(
                 "`model.trainable=all` needs `backend=packed` or `backend=dense`: adapters carry no vectors"
             )
-        _set_environment(self.process, self._kv_cache_gib, self._engine_args.get("tensor_parallel_size", 1))
+        num_workers = self._engine_args.get("tensor_parallel_size", 1)
+        limits = self._fit(layout, workloads, num_workers)
+        _set_environment(self.process, num_workers)
         try:
             from vllm import LLM
         except ImportError as error:
@@ -137,13 +148,14 @@ class VllmBackend:
         internals.tolerate_llvmlite()
         # On CPU the factors are kept beside the engine's adapters, which then need no columns.
         columns = 1 if internals.on_cpu() else bank.capacity + (bank.rank if self.capabilities.probe_columns else 0)
-        settings = {
+        settings: dict[str, Any] = {
             "model": layout.model,
             "dtype": self.dtype,
-            "max_model_len": self._max_length,
-            "max_num_batched_tokens": self._max_num_batched_tokens,
+            "max_model_len": limits.max_model_len,
+            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "kv_cache_memory_bytes": limits.kv_cache_memory_bytes,
             "block_size": self._block_size,
-            "max_num_seqs": 256,
+            "max_num_seqs": limits.max_num_seqs,
             "max_logprobs": 256,
             "enable_lora": True,
             "max_loras": self.max_points,
@@ -245,6 +257,17 @@ class VllmBackend:
         """
         return self._generate([(None, group) for group in groups])[0]
 
+    def _fit(self, layout: Layout, workloads: Sequence[Workload], num_workers: int) -> Limits:
+        wanted = Wanted(
+            block_size=self._block_size,
+            max_length=self._max_length,
+            max_num_batched_tokens=self._max_num_batched_tokens,
+            max_num_seqs=self._engine_args.get("max_num_seqs"),
+            kv_cache_gib=self._kv_cache_gib,
+        )
+        utilization = self._engine_args.get("gpu_memory_utilization", 0.9)
+        return fit_engine(layout, workloads, wanted, getattr(torch, self.dtype), num_workers, utilization)
+
     def _score(self, requests: Sequence[EvalRequest], wave: Sequence[Point]) -> list[Observation]:
         start = time.perf_counter()
         answers, tokens = self._generate([(wave.index(r.point) + 1, r.examples) for r in requests])
@@ -335,14 +358,13 @@ def sampling_of(walk: Walk) -> Any:
     )
 
 
-def _set_environment(process: str, kv_cache_gib: int, num_workers: int) -> None:
+def _set_environment(process: str, num_workers: int) -> None:
     """The engine reads these when an engine starts; the user's own values win, but for the process."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if process == "child" else "0"
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     shares = [share_of_cores(tuple(cores), worker, num_workers) for worker in range(num_workers)] if cores else []
     ours = {
         "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib),
         # The automatic binding keeps one core for itself, which doubles a step on two cores.
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, own)) for own in shares),
         "VLLM_NO_USAGE_STATS": "1",
