@@ -152,6 +152,7 @@ def test_the_base_answers_as_an_engine_without_adapters_bit_by_bit(subject: Open
             dtype="float32",
             max_model_len=256,
             block_size=32,
+            kv_cache_memory_bytes=2**28,
             enforce_eager=True,
             skip_tokenizer_init=True,
             logits_processors=[FORCED],

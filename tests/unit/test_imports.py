@@ -14,7 +14,7 @@ PACKAGE = Path(zo_lightning.__file__).parent
 
 # A part imports from itself and from earlier lines only; parts of one line do not know each other.
 ORDER = (
-    ("errors", "deadline", "kernels"),
+    ("errors", "deadline", "imports", "kernels"),
     ("core", "config"),
     ("directions", "queries", "estimators", "updates", "models", "tasks", "data"),
     ("backends",),
@@ -31,7 +31,7 @@ ONLY_IN = {
     "vllm": ("backends.vllm",),
     "hydra": ("cli", "config"),
     "omegaconf": ("cli", "config"),
-    "lightning": ("data", "modules", "strategies", "callbacks", "cli"),
+    "lightning": ("imports", "data", "modules", "strategies", "callbacks", "cli"),
 }
 HEAVY = (
     "torch",
@@ -146,3 +146,23 @@ main()
     for group in ("model", "task", "direction", "query", "estimator", "update", "method", "backend"):
         assert f"\n{group}: " in text
     assert text.splitlines()[-1] == "[]"
+
+
+def test_scipy_is_there_once_it_is_used() -> None:
+    """Lightning and transformers import it for nothing that we use; its functions and modules work when called."""
+    code = """
+import sys
+from zo_lightning.imports import import_lightning
+
+import_lightning()
+import transformers.loss.loss_for_object_detection as losses
+import scipy.signal as bound
+
+print("scipy.signal._signaltools" in sys.modules, "scipy.optimize._optimize" in sys.modules)
+print([index.tolist() for index in losses.linear_sum_assignment([[2, 1], [1, 2]])])
+print(bound.convolve([1, 2], [1, 1]).tolist())
+from scipy import optimize, stats
+
+print(float(stats.norm.cdf(0.0)), round(optimize.brentq(lambda x: x - 0.25, 0.0, 1.0), 6))
+"""
+    assert run(code).splitlines() == ["False False", "[[0, 1], [1, 0]]", "[1, 3, 2]", "0.5 0.25"]

@@ -6,6 +6,8 @@ import logging
 import os
 import warnings
 
+from zo_lightning.imports import import_lightning
+
 
 def quiet_libraries() -> None:
     """Keep the libraries' notes out of the terminal; the run's log file still has their log lines.
@@ -19,8 +21,7 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     for known in ("LeafSpec", "Checkpoint directory .* exists and is not empty", "The dirpath has changed"):
         warnings.filterwarnings("ignore", message=f".*{known}.*")
-    import lightning.pytorch  # noqa: F401  (sets its own level when imported)
-
+    import_lightning()  # it sets its own level when imported
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     for asked_for in ("profilers", "callbacks.early_stopping"):  # a profile, and why a run ended
         logging.getLogger(f"lightning.pytorch.{asked_for}").setLevel(logging.INFO)

@@ -135,15 +135,15 @@ class VllmBackend:
         num_workers = self._engine_args.get("tensor_parallel_size", 1)
         limits = self._fit(layout, workloads, num_workers)
         _set_environment(self.process, num_workers)
+        from zo_lightning.backends.vllm import internals
+
         try:
-            from vllm import LLM
+            LLM = internals.import_llm()
         except ImportError as error:
             raise EngineError(
                 f"`backend=vllm` needs vLLM ({error}): run `make install` (a CPU build serves machines without an "
                 "NVIDIA GPU) or choose `backend=dense`"
             ) from error
-        from zo_lightning.backends.vllm import internals
-
         internals.check_version()
         internals.tolerate_llvmlite()
         # On CPU the factors are kept beside the engine's adapters, which then need no columns.

@@ -7,19 +7,24 @@ for every token. One is added: calls that wait for a child engine fail when it d
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from multiprocessing.connection import wait
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from zo_lightning.core.types import Layout
 from zo_lightning.errors import EngineError
+from zo_lightning.imports import lasting_objects
+
+if TYPE_CHECKING:
+    from vllm import LLM
 
 SUPPORTED_VERSIONS = "0.32"
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what max_lora_rank accepts
@@ -48,6 +53,14 @@ def _module(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise version_error(f"module {name} ({error})") from error
+
+
+@functools.cache
+def import_llm() -> type[LLM]:
+    """The engine of vLLM, imported so that the garbage collections of its start need not look at the import."""
+    with lasting_objects():
+        from vllm import LLM
+    return LLM
 
 
 def check_version() -> None:
