@@ -265,8 +265,10 @@ class VllmBackend:
             max_num_seqs=self._engine_args.get("max_num_seqs"),
             kv_cache_gib=self._kv_cache_gib,
         )
+        # On CPU the linears are there again, packed, and as a working copy.
+        copies = 0 if torch.cuda.is_available() else 1 + self._fold_stages
         utilization = self._engine_args.get("gpu_memory_utilization", 0.9)
-        return fit_engine(layout, workloads, wanted, getattr(torch, self.dtype), num_workers, utilization)
+        return fit_engine(layout, workloads, wanted, getattr(torch, self.dtype), num_workers, copies, utilization)
 
     def _score(self, requests: Sequence[EvalRequest], wave: Sequence[Point]) -> list[Observation]:
         start = time.perf_counter()

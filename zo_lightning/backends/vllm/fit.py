@@ -191,6 +191,7 @@ def fit_engine(
     wanted: Wanted,
     dtype: torch.dtype,
     num_workers: int,
+    copies: int,
     utilization: float,
 ) -> Limits:
     """``fit`` on this machine, said in the log; without workloads for calls of up to 256 requests.
@@ -201,6 +202,7 @@ def fit_engine(
         wanted: what the user has set.
         dtype: of the base.
         num_workers: that share the model.
+        copies: further ones of the linears in memory.
         utilization: share of the GPU's memory that the engine may take.
     """
     config = load_config(Path(layout.model))
@@ -208,7 +210,7 @@ def fit_engine(
     demand = Demand(requests=256, tokens=8192, longest=wanted.max_length or context)
     if workloads:
         demand = demand_of(workloads, wanted.block_size)
-    free = free_bytes(layout, dtype, utilization)
+    free = free_bytes(layout, dtype, copies, utilization)
     limits = fit(demand, costs_of(config, layout, dtype, num_workers), wanted, free=free, context=context)
     if torch.cuda.is_available() and wanted.kv_cache_gib is None:
         limits = replace(limits, kv_cache_memory_bytes=None)  # the engine measures there, and takes what is left
@@ -222,7 +224,7 @@ def fit_engine(
     return limits
 
 
-def free_bytes(layout: Layout, dtype: torch.dtype, utilization: float) -> int:
+def free_bytes(layout: Layout, dtype: torch.dtype, copies: int, utilization: float) -> int:
     """Memory that is left for steps once the weights are loaded: on the GPU, else on the machine."""
     if torch.cuda.is_available():
         available = int(torch.cuda.mem_get_info()[0] * utilization)
@@ -230,7 +232,8 @@ def free_bytes(layout: Layout, dtype: torch.dtype, utilization: float) -> int:
         import psutil
 
         available = psutil.virtual_memory().available
-    return available - layout.num_parameters * dtype.itemsize
+    linears = sum(matrix.rows * matrix.cols for matrix in layout.matrices)
+    return available - (layout.num_parameters + copies * linears) * dtype.itemsize
 
 
 def _length(demand: Demand, wanted: Wanted, context: int) -> int:
