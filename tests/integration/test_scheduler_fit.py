@@ -58,16 +58,23 @@ def losses(steps: Sequence[Step]) -> list[float]:
 
 @on_rows(Row("vllm"))
 def test_a_step_is_one_iteration_and_split_ones_answer_the_same(place: Opened) -> None:
-    """Three steps on all examples, with adapters, a stage's change, shared prefixes and passages of many chunks."""
+    """Three steps on all examples, with adapters, a stage's change, shared prefixes and passages of many chunks.
+
+    All prompts enter in one iteration. Options of three tokens then take two more, of a few tokens each.
+    """
     examples = passages(place)
     work = [Workload(examples=examples, batch_size=len(examples), num_points=2)]
     with engine(place, work) as (backend, whole):
         expected = losses(LOZO.run(backend, [examples] * 3))
-    assert len(whole) == 3
+    assert len(whole) == 3 * 3 and whole[::3] == [max(whole)] * 3 and max(whole[1::3]) < max(whole) / 20
+    short = [example for example in examples if all(len(option) == 1 for option in example.options)]
+    with engine(place, work) as (backend, whole_short):
+        LOZO.run(backend, [short] * 3)
+    assert len(short) > 1 and len(whole_short) == 3
     for limit in ({"max_num_batched_tokens": 40}, {"engine": {"max_num_seqs": 3}}):
         with engine(place, work, **limit) as (backend, split):
             assert losses(LOZO.run(backend, [examples] * 3)) == pytest.approx(expected, abs=1e-5)
-        assert len(split) > 6
+        assert len(split) > 2 * len(whole)
     assert len(examples[-1].prompt) > 2 * 40 and max(split) <= max(whole)
 
 

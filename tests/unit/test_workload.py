@@ -12,7 +12,7 @@ import torch
 from tests.backends import RANK, directions, prepared
 from zo_lightning.backends.vllm import VllmBackend
 from zo_lightning.backends.vllm.fit import Costs, Demand, Wanted, costs_of, demand_of, fit
-from zo_lightning.backends.vllm.scoring import trie_nodes
+from zo_lightning.backends.vllm.scoring import trie_walks
 from zo_lightning.core.types import BankSpec, Example, Workload
 from zo_lightning.errors import ConfigError
 from zo_lightning.models.layout import load_config
@@ -40,11 +40,13 @@ def test_no_batch_asks_more_than_the_demand() -> None:
     small = Workload(examples=examples[:1], batch_size=64)
     demand = demand_of([train, small], block_size=32)
     batches = [
-        [node for example in batch for node in trie_nodes(example)] for batch in itertools.combinations(examples, 3)
+        [walk for example in batch for walk in trie_walks(example)] for batch in itertools.combinations(examples, 3)
     ]
-    assert demand.requests == 2 * max(len(nodes) for nodes in batches)
-    assert demand.tokens == 2 * max(sum(len(node.prompt) for node in nodes) for nodes in batches)
-    assert demand.longest == 1 + max(len(node.prompt) for nodes in batches for node in nodes)
+    lengths = [[len(walk.prompt) + len(walk.forced) for walk in walks] for walks in batches]
+    assert demand.requests == 2 * max(map(len, lengths))
+    assert demand.tokens == 2 * max(map(sum, lengths))
+    assert demand.longest == 1 + max(map(max, lengths))
+    assert demand.forced == 2
 
 
 def test_a_batch_larger_than_the_data_asks_all_of_them() -> None:
@@ -54,7 +56,7 @@ def test_a_batch_larger_than_the_data_asks_all_of_them() -> None:
 
 def test_full_blocks_of_a_shared_prompt_count_once() -> None:
     work = Workload(examples=examples_of([70], options=((1, 2), (3, 4))), batch_size=1)
-    assert demand_of([work], block_size=32).tokens == 70 + 2 * (71 - 64)
+    assert demand_of([work], block_size=32).tokens == 71 + (72 - 1 - 64)
 
 
 def test_with_memory_a_call_is_one_iteration_and_the_cache_holds_it() -> None:

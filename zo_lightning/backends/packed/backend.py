@@ -29,6 +29,7 @@ from zo_lightning.core.types import (
     Observation,
     Score,
     StepRecord,
+    Workload,
 )
 from zo_lightning.errors import ConfigError, EngineError
 
@@ -77,8 +78,15 @@ class PackedBackend:
         """Whether a model is loaded."""
         return self._bank is not None
 
-    def open(self, layout: Layout, direction: Direction, update: Update, bank: BankSpec) -> None:
-        """Load the model.
+    def open(
+        self,
+        layout: Layout,
+        direction: Direction,
+        update: Update,
+        bank: BankSpec,
+        workloads: Sequence[Workload] = (),
+    ) -> None:
+        """Load the model; ``max_tokens`` bounds its batches.
 
         Raises:
             EngineError: for a model of another kind.

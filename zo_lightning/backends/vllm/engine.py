@@ -15,7 +15,7 @@ from zo_lightning import errors
 from zo_lightning.backends.dtype import choose_dtype
 from zo_lightning.backends.shares import share_of_cores
 from zo_lightning.backends.vllm.fit import Limits, Wanted, fit_engine
-from zo_lightning.backends.vllm.scoring import FORCED_KEY, Walk, option_logprobs, trie_nodes, trie_walks
+from zo_lightning.backends.vllm.scoring import FORCED_KEY, Walk, option_logprobs, requests_of
 from zo_lightning.backends.vllm.wire import pack, unpack, write_layout, write_point, write_record
 from zo_lightning.core.bank import check_version
 from zo_lightning.core.method import to_recipe
@@ -292,7 +292,7 @@ class VllmBackend:
         call, prompts, sampling, loras = next(self._salts), [], [], []
         for number, (adapter, examples) in enumerate(groups):
             lora = None if adapter is None else LoRARequest(f"point{adapter}", adapter, "programmed in place")
-            for walk in itertools.chain.from_iterable(map(_walks, examples)):
+            for walk in itertools.chain.from_iterable(map(requests_of, examples)):
                 # Factors change in place: a prefix cached under an old salt would be stale.
                 prompts.append({"prompt_token_ids": list(walk.prompt), "cache_salt": f"{call}-{number}"})
                 sampling.append(sampling_of(walk))
@@ -326,7 +326,7 @@ def _collect(examples: Sequence[Example], outputs: Iterator[Any]) -> tuple[list[
     answers, tokens = [], []
     for example in examples:
         found, computed = {}, 0
-        for walk in _walks(example):
+        for walk in requests_of(example):
             output = next(outputs)
             answer = output.outputs[0]
             if tuple(answer.token_ids[:-1]) != walk.forced:
@@ -339,11 +339,6 @@ def _collect(examples: Sequence[Example], outputs: Iterator[Any]) -> tuple[list[
         answers.append(found)
         tokens.append(computed)
     return answers, tokens
-
-
-def _walks(example: Example) -> tuple[Walk, ...]:
-    # Tokens are forced through the V1 model runner, which CPUs have; a GPU's own small blocks waste less.
-    return tuple(Walk((n,)) for n in trie_nodes(example)) if torch.cuda.is_available() else trie_walks(example)
 
 
 def sampling_of(walk: Walk) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from zo_lightning.backends.vllm.scoring import trie_nodes
+from zo_lightning.backends.vllm.scoring import requests_of
 from zo_lightning.core.types import Example, Layout, Workload
 from zo_lightning.errors import ConfigError
 from zo_lightning.models.layout import load_config
@@ -27,11 +27,16 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The most that one call asks: requests, tokens to compute, and the longest sequence with its next token."""
+    """The most that one call asks.
+
+    ``requests``, ``tokens`` to compute, the ``longest`` sequence with its next token, and how many tokens of an option
+    are ``forced`` one after another, each in an iteration of its own.
+    """
 
     requests: int
     tokens: int
     longest: int
+    forced: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +82,7 @@ def demand_of(workloads: Sequence[Workload], block_size: int) -> Demand:
     Examples:
         >>> short, long = (Example(prompt=(7,) * n, options=((1, 2), (3,)), label=0) for n in (5, 40))
         >>> demand_of([Workload(examples=(short, long, short), batch_size=2, num_points=2)], block_size=32)
-        Demand(requests=8, tokens=120, longest=42)
+        Demand(requests=4, tokens=94, longest=42, forced=1)
     """
     sizes = [[_size(example, block_size) for example in workload.examples] for workload in workloads]
     calls = list(zip(workloads, sizes, strict=True))
@@ -88,14 +93,16 @@ def demand_of(workloads: Sequence[Workload], block_size: int) -> Demand:
             for work, of_work in calls
         )
 
-    longest = max(size[2] for of_work in sizes for size in of_work)
-    return Demand(requests=most(0), tokens=most(1), longest=longest)
+    longest, forced = (max(size[column] for of_work in sizes for size in of_work) for column in (2, 3))
+    return Demand(requests=most(0), tokens=most(1), longest=longest, forced=forced)
 
 
-def _size(example: Example, block_size: int) -> tuple[int, int, int]:
-    nodes = [len(node.prompt) for node in trie_nodes(example)]
+def _size(example: Example, block_size: int) -> tuple[int, int, int, int]:
+    walks = requests_of(example)
+    lengths = [len(walk.prompt) + len(walk.forced) for walk in walks]
     cached = len(example.prompt) // block_size * block_size
-    return len(nodes), sum(nodes) - cached * (len(nodes) - 1), nodes[-1] + 1
+    forced = max(len(walk.forced) for walk in walks)
+    return len(walks), sum(lengths) - cached * (len(walks) - 1), max(lengths) + 1, forced
 
 
 def costs_of(config: Any, layout: Layout, dtype: torch.dtype, num_workers: int = 1) -> Costs:
@@ -215,11 +222,12 @@ def fit_engine(
     if torch.cuda.is_available() and wanted.kv_cache_gib is None:
         limits = replace(limits, kv_cache_memory_bytes=None)  # the engine measures there, and takes what is left
     split = f"{limits.iterations} engine iterations ({limits.reason})"
+    further = f", then up to {demand.forced} for the further tokens of options" if demand.forced else ""
     log.info(
         "a call asks up to %d sequences, %d tokens: %s",
         demand.requests,
         demand.tokens,
-        split if limits.iterations > 1 else "one engine iteration",
+        (split if limits.iterations > 1 else "one engine iteration") + further,
     )
     return limits
 

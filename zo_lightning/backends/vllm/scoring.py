@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 from zo_lightning.core.types import Example
 
 FORCED_KEY = "zo_forced"  # of a request's further arguments: the tokens to continue with
@@ -81,6 +83,12 @@ def trie_walks(example: Example) -> tuple[Walk, ...]:
             node = next((left.pop(prompt) for prompt in below if prompt in left), None)
         walks.append(Walk(tuple(nodes)))
     return tuple(walks)
+
+
+def requests_of(example: Example) -> tuple[Walk, ...]:
+    """What the engine of this machine is asked: ways down the trie on CPU, single nodes on GPU."""
+    # Tokens are forced through the V1 model runner, which CPUs have; a GPU's own small blocks waste less.
+    return tuple(Walk((n,)) for n in trie_nodes(example)) if torch.cuda.is_available() else trie_walks(example)
 
 
 def option_logprobs(example: Example, answers: Mapping[tuple[int, ...], Mapping[int, float]]) -> tuple[float, ...]:
