@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import sys
@@ -29,6 +30,8 @@ def lasting_objects() -> Iterator[None]:
         yield
     finally:
         gc.freeze()
+        atexit.unregister(gc.unfreeze)
+        atexit.register(gc.unfreeze)  # bindings of C++ would report as leaked what nobody collects at the end
         if enabled:
             gc.enable()
 

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import zo_lightning
@@ -166,3 +167,12 @@ from scipy import optimize, stats
 print(float(stats.norm.cdf(0.0)), round(optimize.brentq(lambda x: x - 0.25, 0.0, 1.0), 6))
 """
     assert run(code).splitlines() == ["False False", "[[0, 1], [1, 0]]", "[1, 3, 2]", "0.5 0.25"]
+
+
+def test_objects_that_last_are_let_go_at_the_end() -> None:
+    """Else the C++ libraries beneath print pages about leaks when the process ends."""
+    code = "from zo_lightning.cli.terminal import quiet_libraries; quiet_libraries()"
+    if find_spec("triton") is not None:  # which torch brings with CUDA, and vLLM without
+        code += "; import triton._C.libtriton"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stdout + done.stderr
