@@ -306,6 +306,7 @@ def test_the_command_ends_with_a_card_and_a_line_of_json(run_folder: Path, tmp_p
         "out": str(tmp_path / "m"),
         **json.loads((tmp_path / "m" / "zo_lightning.json").read_text()),
     }
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
     assert load(tmp_path / "m").dtype == torch.float32
 
 
