@@ -175,13 +175,19 @@ def test_snapshots_are_interchangeable_and_exact(subject: Opened, oracle: Opened
     assert_close(subject, subject.ask((key_of(14), EPS)), oracle.ask((key_of(14), EPS)))
 
 
-def test_loading_an_older_snapshot_goes_back(subject: Opened) -> None:
-    subject.train(4)
-    older, expected = subject.backend.snapshot(), subject.ask((key_of(4), EPS))
+@pytest.mark.parametrize("steps", [0, 4], ids=["to the base", "to four steps"])
+def test_loading_an_older_snapshot_goes_back_and_forth(subject: Opened, steps: int) -> None:
+    subject.train(steps)
+    older, expected, probed = subject.backend.snapshot(), subject.ask(), subject.ask((key_of(steps), EPS))
     subject.train(9)
+    newer, learned = subject.backend.snapshot(), subject.ask()
     subject.backend.load(older)
-    assert subject.backend.version == 4
-    assert_close(subject, subject.ask((key_of(4), EPS)), expected)
+    assert subject.backend.version == steps
+    assert_close(subject, subject.ask(), expected)
+    subject.backend.load(newer)
+    assert_close(subject, subject.ask(), learned)
+    subject.backend.load(older)
+    assert_close(subject, subject.ask((key_of(steps), EPS)), probed)
 
 
 def test_a_snapshot_that_does_not_fit_is_refused(subject: Opened) -> None:

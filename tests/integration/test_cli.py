@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -16,7 +17,8 @@ from tests.command import TINY, Compose, bank, message, start, wait_for
 from zo_lightning.cli import eval as zo_eval
 from zo_lightning.cli import train as zo_train
 from zo_lightning.cli.overrides import with_saved_overrides
-from zo_lightning.cli.report import wilson_interval
+from zo_lightning.cli.report import read_metrics, wilson_interval
+from zo_lightning.cli.session import build
 
 
 def test_a_run_leaves_results_a_curve_and_a_checkpoint(composed: Compose, tmp_path: Path, capsys):
@@ -33,6 +35,33 @@ def test_a_run_leaves_results_a_curve_and_a_checkpoint(composed: Compose, tmp_pa
     assert bank(tmp_path / "run")["version"] == 6
     assert isinstance(value, float)
     assert "test accuracy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("policy", ["cyclic", "merge"])
+def test_the_base_is_scored_after_training_unless_that_writes_it(composed: Compose, tmp_path: Path, policy: str):
+    few = ["bank.capacity=2", f"bank.policy={policy}", "direction.refresh_every=2", "optimized_metric=test/loss"]
+    config = composed(*few, folder="alone")
+    session = build(config, loggers=[])
+    with session.engine():
+        alone = session.test()
+    learned = zo_train.run(composed(*few))
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert {f"test/{name}": results["before"][name] for name in ("loss", "accuracy")} == alone
+    assert learned == results["after"]["loss"] != results["before"]["loss"]
+    assert results["base_digest_unchanged"] is (policy == "cyclic")
+    logged = read_metrics(tmp_path / "run")["test/loss"]
+    assert [value for _, value in logged] == [results["before"]["loss"], results["after"]["loss"]]
+
+
+def test_a_run_that_was_cut_logs_the_base_at_its_end(composed: Compose, tmp_path: Path):
+    zo_train.run(composed("trainer.max_steps=4"))
+    (tmp_path / "run" / "results.json").unlink()  # as one that never came to its end
+    for steps in ([0, 6], [5]):
+        zo_train.run(composed(f"ckpt_path={tmp_path / 'run'}"))
+        newest = max((tmp_path / "run" / "csv").glob("*/metrics.csv"), key=lambda path: path.stat().st_mtime)
+        with newest.open() as file:
+            found = sorted(int(row["step"]) for row in csv.DictReader(file) if row["test/loss"])
+        assert found == steps
 
 
 def test_all_parameters_are_trained_by_a_torch_backend_alone(composed: Compose, tmp_path: Path, capsys):

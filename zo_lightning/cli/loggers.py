@@ -17,7 +17,7 @@ from zo_lightning.errors import ConfigError
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
 
-    from zo_lightning.cli.report import Results
+    from zo_lightning.cli.report import Results, Scores
 
 _EXTRAS = {"WandbLogger": "wandb", "TensorBoardLogger": "tensorboard"}  # what each needs: module and extra
 
@@ -64,6 +64,13 @@ def recording(loggers: Sequence[Logger], config: DictConfig) -> Iterator[None]:
         for wandb_logger in wandb_loggers:
             if wandb_logger._experiment is not None:  # `experiment` would begin one
                 wandb_logger.experiment.finish(exit_code=status)
+
+
+def record_base(loggers: Sequence[Logger], before: Scores) -> None:
+    """Log the test of the frozen base as that of step 0, whenever it was made."""
+    for logger in loggers:
+        logger.log_metrics({"test/loss": before.loss, "test/accuracy": before.accuracy}, step=0)
+        logger.save()
 
 
 def record_results(loggers: Sequence[Logger], results: Results, curve: Path | None) -> None:

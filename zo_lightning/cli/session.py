@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,18 +74,9 @@ class Session:
         with misconfigurations_named(), self._interruptible():
             self.trainer.fit(self.module, datamodule=self.data, ckpt_path=checkpoint, weights_only=True)
 
-    @contextmanager
-    def unlogged(self) -> Iterator[None]:
-        """A while without loggers."""
-        loggers, self.trainer.loggers = self.trainer.loggers, []
-        try:
-            yield
-        finally:
-            self.trainer.loggers = loggers
-
-    def test(self, checkpoint: Path | None = None) -> dict[str, float]:
-        """Metrics of the test split at the current parameters or a checkpoint's."""
-        with self._interruptible():
+    def test(self, checkpoint: Path | None = None, *, logged: bool = True) -> dict[str, float]:
+        """Metrics of the test split at the current parameters or a checkpoint's, for the loggers too or not."""
+        with self._interruptible(), nullcontext() if logged else self._unlogged():
             self.trainer.test(self.module, self.data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         return {name: float(self.trainer.callback_metrics[name]) for name in ("test/loss", "test/accuracy")}
 
@@ -94,6 +85,14 @@ class Session:
         """Test examples that the last test scored: ``trainer.limit_test_batches`` may leave some out."""
         batches = sum(int(count) for count in self.trainer.num_test_batches)
         return min(len(self.data.test), batches * self.data.eval_batch_size)
+
+    @contextmanager
+    def _unlogged(self) -> Iterator[None]:
+        loggers, self.trainer.loggers = self.trainer.loggers, []
+        try:
+            yield
+        finally:
+            self.trainer.loggers = loggers
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:

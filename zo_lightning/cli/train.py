@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -17,7 +16,7 @@ from omegaconf import DictConfig
 from zo_lightning.cli.errors import reported
 from zo_lightning.cli.folder import CHECKPOINT, claimed, resolve_checkpoint
 from zo_lightning.cli.launchers import check_launchers
-from zo_lightning.cli.loggers import build_loggers, record_results, recording
+from zo_lightning.cli.loggers import build_loggers, record_base, record_results, recording
 from zo_lightning.cli.overrides import with_saved_overrides
 from zo_lightning.cli.ranks import all_ranks, check_ranks, follow, is_follower
 from zo_lightning.cli.sweep import run_job
@@ -89,6 +88,8 @@ def train(config: DictConfig, output: Path, checkpoint: Path | None) -> float | 
     with recording(loggers, config):
         with all_ranks(config, checkpoint, "train"), session.engine():
             results = measured(session, checkpoint, config.optimized_metric)
+        if not (output / "results.json").exists():  # a run that goes on after its end has logged it
+            record_base(loggers, results.before)
         curve = _report(f"{config.model.name} on {config.task.name}", output, results)
         record_results(loggers, results, curve)
     if not results.base_digest_unchanged and config.bank.policy.value != "merge":
@@ -97,16 +98,18 @@ def train(config: DictConfig, output: Path, checkpoint: Path | None) -> float | 
 
 
 def measured(session: Session, checkpoint: Path | None, optimized: str) -> Results:
-    """Test, train and test again, on every rank."""
+    """Train, then test the frozen base and what was learned, on every rank.
+
+    The base waits so that training begins at once; one that is written during the run is tested first.
+    """
     from zo_lightning.cli.report import Metric, Results, Scores
 
     module, trainer = session.module, session.trainer
-    digest = module.backend.digest()
-    with session.unlogged() if checkpoint else nullcontext():  # a run that goes on has logged it as its first point
-        before = session.test()
-    log.info("before training: test accuracy %.3f, loss %.3f", before["test/accuracy"], before["test/loss"])
+    digest, base = module.backend.digest(), module.backend.snapshot()
+    before = _base_scores(session, base) if module.bank.policy == "merge" else None
     session.fit(checkpoint)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    before = before or _base_scores(session, base)
     after = session.test()
     metrics |= after
     if optimized not in metrics:
@@ -128,6 +131,18 @@ def measured(session: Session, checkpoint: Path | None, optimized: str) -> Resul
         truncated_examples=session.num_truncated,
         optimized_metric=Metric(name=optimized, value=metrics.get(optimized)),
     )
+
+
+def _base_scores(session: Session, base: dict[str, Any]) -> dict[str, float]:
+    """Test with the factors of a run that has not begun; the current ones come back afterwards."""
+    log.info("scoring the base")
+    backend = session.module.backend
+    learned = backend.snapshot()
+    backend.load(base)
+    scores = session.test(logged=False)
+    backend.load(learned)
+    log.info("before training: test accuracy %.3f, loss %.3f", scores["test/accuracy"], scores["test/loss"])
+    return scores
 
 
 def _report(title: str, output: Path, results: Results) -> Path | None:
