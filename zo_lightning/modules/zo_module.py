@@ -7,6 +7,7 @@ end of a step: micro-batches of an open accumulation window are not in it, and r
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -29,6 +30,8 @@ from zo_lightning.errors import ConfigError
 from zo_lightning.modules.checkpoint import KEY, check_method, describe
 from zo_lightning.modules.metrics import ScoreMetrics
 from zo_lightning.optim.zo_optimizer import ZOOptimizer
+
+log = logging.getLogger(__name__)
 
 Answers = tuple[tuple[EvalRequest, ...], tuple[Observation, ...]]
 
@@ -200,6 +203,8 @@ class ZOModule(LightningModule):
         if saved["model"] != self.layout.model:
             rank_zero_warn(f"the checkpoint was trained on {saved['model']}; this run has {self.layout.model}")
         self._step_end, self._step_end_version = checkpoint["loops"]["fit_loop"], self.backend.version
+        if self.trainer.state.fn == "fit":
+            log.info("going on from step %d", checkpoint["global_step"])
 
     def extra_repr(self) -> str:
         """The frozen base by name and the size of the bank."""
