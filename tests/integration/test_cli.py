@@ -64,6 +64,15 @@ def test_a_run_that_was_cut_logs_the_base_at_its_end(composed: Compose, tmp_path
         assert found == steps
 
 
+def test_going_on_after_the_end_keeps_the_speed_and_says_so(composed: Compose, tmp_path: Path, caplog):
+    caplog.set_level("INFO", "zo_lightning")
+    zo_train.run(composed("trainer.max_steps=4"))
+    first = json.loads((tmp_path / "run" / "results.json").read_text())
+    zo_train.run(composed("trainer.max_steps=4", f"ckpt_path={tmp_path / 'run'}"))
+    assert json.loads((tmp_path / "run" / "results.json").read_text()) == first
+    assert "going on from step 4" in caplog.text and "no step was left to train" in caplog.text
+
+
 def test_all_parameters_are_trained_by_a_torch_backend_alone(composed: Compose, tmp_path: Path, capsys):
     zo_train.run(composed("backend=packed", "model.trainable=all"))
     results = json.loads((tmp_path / "run" / "results.json").read_text())

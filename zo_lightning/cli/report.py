@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -69,6 +69,17 @@ class Results:
     def write(self, folder: Path) -> None:
         """Write ``results.json``."""
         write_text(folder / "results.json", json.dumps(asdict(self), indent=2) + "\n")
+
+    def with_training_of(self, folder: Path) -> Results:
+        """These results with what those in a folder tell of its training: the speed, and a metric not measured here."""
+        if not (folder / "results.json").is_file():
+            return self
+        earlier = json.loads((folder / "results.json").read_text())
+        kept = {name: earlier[name] for name in ("seconds_per_step", "tokens_per_second")}
+        metric = Metric(**earlier["optimized_metric"])
+        if self.optimized_metric == Metric(name=metric.name, value=None):
+            kept["optimized_metric"] = metric
+        return replace(self, **kept)
 
 
 def read_metrics(folder: Path) -> dict[str, list[tuple[int, float]]]:

@@ -88,6 +88,11 @@ def train(config: DictConfig, output: Path, checkpoint: Path | None) -> float | 
     with recording(loggers, config):
         with all_ranks(config, checkpoint, "train"), session.engine():
             results = measured(session, checkpoint, config.optimized_metric)
+        if checkpoint and not results.seconds_per_step:
+            log.warning(
+                "no step was left to train: the run is at step %d already, see `trainer.max_steps`", results.steps
+            )
+            results = results.with_training_of(output)
         if not (output / "results.json").exists():  # a run that goes on after its end has logged it
             record_base(loggers, results.before)
         curve = _report(f"{config.model.name} on {config.task.name}", output, results)
