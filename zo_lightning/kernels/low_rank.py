@@ -17,6 +17,7 @@ import torch
 from numba import carray, cfunc, njit, types
 
 from zo_lightning.kernels import team
+from zo_lightning.kernels.cache import CAN_KEEP
 
 MAX_COLUMNS = 8  # beyond, the library's product is faster
 
@@ -106,7 +107,7 @@ def _in_one_pass(
     team.run(_loop, np.array([*addresses, *sizes, *tables], np.int64))
 
 
-@njit(fastmath=True, error_model="numpy", cache=True)
+@njit(fastmath=True, error_model="numpy", cache=CAN_KEEP)
 def _add_rows(output_TO, input_TI, right_CJ, left_ACQ, parts, runs, first, last):
     columns, inputs = right_CJ.shape[0], input_TI.shape[1]
     for run in range(runs.shape[0]):
@@ -136,7 +137,7 @@ def _add_rows(output_TO, input_TI, right_CJ, left_ACQ, parts, runs, first, last)
                         y[k] += g * a[k]
 
 
-@cfunc(types.void(types.voidptr), cache=True)
+@cfunc(types.void(types.voidptr), cache=CAN_KEEP)
 def _loop(arguments):
     a = carray(arguments, (17,), np.int64)
     output_TO = carray(team.pointer(a[0]), (a[4], a[5]), np.float32)

@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from numba import njit, uint64
 
+from zo_lightning.kernels.cache import CAN_KEEP
+
 _MULTIPLIERS = (uint64(0xD2511F53), uint64(0xCD9E8D57))
 _WEYL = (uint64(0x9E3779B9), uint64(0xBB67AE85))
 _MASK, _HALF, _SHIFT, _HALF_SHIFT = uint64(0xFFFFFFFF), uint64(0xFFFF), uint64(32), uint64(16)
 _PER_BLOCK = 8
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=CAN_KEEP, error_model="numpy")
 def _words(c0, c1, c2, c3, k0, k1):
     for _ in range(10):
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
@@ -26,7 +28,7 @@ def _words(c0, c1, c2, c3, k0, k1):
     return c0, c1, c2, c3
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=CAN_KEEP, error_model="numpy")
 def _fill(drawn, table, seed, role, index, step, starts, counts):
     place = 0
     for matrix in range(len(counts)):
