@@ -264,6 +264,24 @@ def test_ctrl_c_leaves_a_checkpoint_and_exit_code_130(tmp_path: Path):
     assert bank(tmp_path / "run")["version"] > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_cut_while_the_base_is_scored_has_what_it_learned(tmp_path: Path, sent: signal.Signals, code: int):
+    folder, tiny = tmp_path / "run", [o for o in TINY if not o.startswith("task.num_test")]
+    run = start(*tiny, "task.num_test=400", "data.eval_batch_size=1", f"hydra.run.dir={folder}", cwd=tmp_path)
+    log = folder / "train.log"
+    wait_for(lambda: log.is_file() and "scoring the base" in log.read_text(), run)
+    run.send_signal(sent)
+    printed, _ = run.communicate(timeout=60)
+    assert run.returncode == code and "Traceback" not in printed, printed
+    assert bank(folder)["version"] == 6 and bank(folder)["slots"] and not (folder / "results.json").exists()
+    again = start(f"ckpt_path={folder}", cwd=tmp_path)
+    printed, _ = again.communicate(timeout=180)
+    results = json.loads((folder / "results.json").read_text())
+    assert again.returncode == 0 and results["steps"] == 6, printed
+    assert results["before"]["loss"] != results["after"]["loss"]
+
+
 def test_epochs_may_end_a_run(composed: Compose, tmp_path: Path):
     zo_train.run(composed("trainer.max_steps=null", "trainer.max_epochs=2"))
     assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 6  # 40 examples in batches of 16

@@ -168,11 +168,19 @@ def print_card(title: str, results: Results, folder: Path, files: list[Path]) ->
     print(f"written to {folder}")
 
 
+def _speed(results: Results) -> list[tuple[str, str]]:
+    if not results.seconds_per_step:  # no step was left to train
+        return []
+    return [
+        ("seconds a step", f"{results.seconds_per_step:.2f}"),
+        ("tokens a second", f"{results.tokens_per_second:,.0f}"),
+    ]
+
+
 def _facts(results: Results, folder: Path, files: list[Path]) -> list[tuple[str, Any]]:
     facts = [
         ("steps", f"{results.steps}" + (f" ({results.skipped_steps} skipped)" if results.skipped_steps else "")),
-        ("seconds a step", f"{results.seconds_per_step:.2f}"),
-        ("tokens a second", f"{results.tokens_per_second:,.0f}"),
+        *_speed(results),
         ("base weights", "unchanged" if results.base_digest_unchanged else "[bold]changed[/bold]"),
         ("files", ", ".join(str(file.relative_to(folder)) for file in files if file.exists())),
     ]
