@@ -18,7 +18,7 @@ from tests.backends import one_thread, prepared
 from tests.command import composer, message, start
 from zo_lightning.bench import state
 from zo_lightning.bench.counting import ByteCounter
-from zo_lightning.bench.released import InPlaceWeights, ReleasedLozo, ReleasedWeights
+from zo_lightning.bench.released import InPlaceWeights, ReleasedLozo, ReleasedWeights, load_model
 from zo_lightning.bench.stages import LowRankPerturbation
 from zo_lightning.bench.startup import PHASES
 from zo_lightning.cli import bench, startup
@@ -247,8 +247,8 @@ def stage_average(step: Callable[[int], object]) -> float:
 
 def released(kind: type[ReleasedLozo], **changes: Any) -> Any:
     model = prepared("tiny-llama")
-    settings = {"dtype": "float32", "device": torch.device("cpu"), "objective": Score()}
-    return kind(model.folder, **settings, **SETTINGS, **changes)
+    loaded = load_model(model.folder, dtype="float32", device=torch.device("cpu"))
+    return kind(loaded, objective=Score(), **SETTINGS, **changes)
 
 
 def test_the_dense_path_learns_as_lozo_does_whichever_way_it_writes(small_batch):

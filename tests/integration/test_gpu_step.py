@@ -12,14 +12,18 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_step.py"
 
 
-def test_a_tiny_shape_ends_with_a_line_of_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr("sys.argv", [str(SCRIPT), "--shape", "tiny", "--steps", "3"])
+def test_a_tiny_shape_ends_with_a_line_of_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("sys.argv", [str(SCRIPT), "--shape", "tiny", "--steps", "3", "--folder", str(tmp_path)])
     runpy.run_path(str(SCRIPT), run_name="__main__")
     *table, last = capsys.readouterr().out.splitlines()
     facts = json.loads(last)
     assert facts["steps"] == 3
     assert set(facts["milliseconds"]) == {"step", "matched", "dense"}
     for name in ("step_over_matched", "dense_over_step"):
-        low, high = facts[name]["interval"]
-        assert math.isfinite(facts[name]["value"]) and 0 < low <= high
-    assert [line.split()[0] for line in table if " ms " in line] == ["step", "matched", "dense"]
+        low, high = facts[f"{name}_interval"]
+        assert math.isfinite(facts[name]) and 0 < low <= high
+    first_words = [line.strip("│ ").partition(" ")[0] for line in table if line.startswith("│")]
+    assert first_words[1:] == ["step", "matched", "dense"]
+    assert json.loads((tmp_path / "tiny.json").read_text()) == facts

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from zo_lightning.bench.released import load_model
 from zo_lightning.bench.report import Report, bars
 from zo_lightning.bench.stages import DeferredMerge, LowRankPerturbation
 from zo_lightning.bench.state import count, meta_model
@@ -52,11 +53,11 @@ def _in_process(bench: Workbench, dtype: str) -> dict[str, Case]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dense = released(bench, dtype=dtype, device=device, linear=True)
     low_rank = released(bench, dtype=dtype, device=device, linear=True, kind=LowRankPerturbation)
-    model = released(bench, dtype=dtype, device=device, linear=True).model  # their own: hooks add to it
+    model = load_model(bench.model.folder, dtype=dtype, device=device)  # their own: hooks add to it
     rank = bench.method.direction.rank
     spec = BankSpec(rank=rank, capacity=rank, policy="merge")
     factored = {
-        name: DeferredMerge(model, _bank(bench, spec, device), device, requests=name == "requests")
+        name: DeferredMerge(model, _bank(bench, spec, device), requests=name == "requests")
         for name in ("deferred", "requests")
     }
     return {

@@ -119,9 +119,7 @@ class ReleasedLozo:
     """Training steps of released LoZO on a transformers model.
 
     Args:
-        folder: the model's.
-        dtype: of the weights.
-        device: where they are.
+        model: a transformers model, whose weights are written.
         objective: what is scored.
         only: names of the parameters to train; None trains all, as released.
         weights: how they are written.
@@ -130,21 +128,15 @@ class ReleasedLozo:
 
     def __init__(
         self,
-        folder: Path,
+        model: Any,
         *,
-        dtype: str,
-        device: torch.device,
         objective: Score,
         only: Sequence[str] | None = None,
         weights: type[ReleasedWeights] = ReleasedWeights,
         **settings: Any,
     ) -> None:
-        from transformers import AutoModelForCausalLM
-
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
-        self.model = model.to(device).eval().requires_grad_(False)
-        self._device, self._objective, self._eps = device, objective, settings["eps"]
-        named = {name: value for name, value in self.model.named_parameters() if only is None or name in only}
+        self.model, self._objective, self._eps = model, objective, settings["eps"]
+        named = {name: value for name, value in model.named_parameters() if only is None or name in only}
         self.weights = weights(named, **settings)
 
     @torch.inference_mode()
@@ -163,13 +155,21 @@ class ReleasedLozo:
     @torch.inference_mode()
     def loss(self, examples: Sequence[Example]) -> float:
         """Mean loss of the batch, in one forward pass."""
-        logprobs = candidate_logprobs(self.model, examples, self._device)
+        logprobs = candidate_logprobs(self.model, examples)
         return observe(self._objective, examples, logprobs, tokens=0, seconds=0.0).value
 
 
-def candidate_logprobs(model: Any, examples: Sequence[Example], device: torch.device) -> list[list[float]]:
+def load_model(folder: Path, *, dtype: str, device: torch.device) -> Any:
+    """A transformers model without gradients."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
+    return model.to(device).eval().requires_grad_(False)
+
+
+def candidate_logprobs(model: Any, examples: Sequence[Example]) -> list[list[float]]:
     """Summed log-probabilities of every option (nats), from one padded row each, with logits at every position."""
-    rows = iter(model(**left_padded(candidate_rows(examples), device), use_cache=False).logits)
+    rows = iter(model(**left_padded(candidate_rows(examples), model.device), use_cache=False).logits)
     return [[_option_logprob(next(rows), option) for option in example.options] for example in examples]
 
 

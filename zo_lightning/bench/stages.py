@@ -81,12 +81,11 @@ class DeferredMerge:
     Args:
         model: a transformers model.
         bank: of its layers.
-        device: where the model is.
         requests: whether next-token requests are asked.
     """
 
-    def __init__(self, model: Any, bank: LowRankBank, device: torch.device, *, requests: bool) -> None:
-        self._model, self._bank, self._device = model, bank, device
+    def __init__(self, model: Any, bank: LowRankBank, *, requests: bool) -> None:
+        self._model, self._bank = model, bank
         self._names = [matrix.name for matrix in bank.layout.matrices]
         self._added = AddedFactors(model, self._names)
         self._answer = self._by_requests if requests else self._by_candidates
@@ -122,15 +121,16 @@ class DeferredMerge:
     def _by_candidates(self, requests: Sequence[EvalRequest], lefts: Sequence[Factors]) -> Iterator[Logprobs]:
         for request, left in zip(requests, lefts, strict=True):
             self._added.lefts = [left]
-            yield candidate_logprobs(self._model, request.examples, self._device)
+            yield candidate_logprobs(self._model, request.examples)
 
     def _by_requests(self, requests: Sequence[EvalRequest], lefts: Sequence[Factors]) -> Iterator[Logprobs]:
         self._added.lefts = lefts
-        inputs = left_padded([row for request in requests for row in request_rows(request.examples)], self._device)
+        rows = [row for request in requests for row in request_rows(request.examples)]
+        inputs = left_padded(rows, self._model.device)
         logits_BV = self._model(**inputs, use_cache=False, logits_to_keep=1).logits[:, -1]
-        rows = iter(logits_BV.float().log_softmax(-1))
+        answers = iter(logits_BV.float().log_softmax(-1))
         for request in requests:
-            yield [_request_logprobs(example, rows) for example in request.examples]
+            yield [_request_logprobs(example, answers) for example in request.examples]
 
     def _split(self, stacked: torch.Tensor, spans: Sequence[slice]) -> Factors:
         return {name: stacked[span] for name, span in zip(self._names, spans, strict=True)}

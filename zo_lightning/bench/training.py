@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from zo_lightning.bench.released import ReleasedLozo
+from zo_lightning.bench.released import ReleasedLozo, load_model
 from zo_lightning.bench.workbench import Workbench
 from zo_lightning.core.method import Method
 from zo_lightning.optim.zo_optimizer import ZOOptimizer
@@ -62,9 +62,7 @@ def released(
 ) -> ReleasedLozo:
     """The dense path with the workbench's settings; ``linear`` trains the matrices of the layout alone."""
     return kind(
-        bench.model.folder,
-        dtype=dtype,
-        device=device,
+        load_model(bench.model.folder, dtype=dtype, device=device),
         objective=bench.objective,
         only=[matrix.parameter for matrix in bench.model.layout.matrices] if linear else None,
         rank=bench.method.direction.rank,
