@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,15 @@ from torch.utils._pytree import tree_leaves
 
 from tests.backends import one_thread, prepared
 from tests.command import composer, message, start
-from zo_lightning.bench import state
+from zo_lightning.backends.packed import PackedBackend
+from zo_lightning.bench import bank, state
 from zo_lightning.bench.counting import ByteCounter
 from zo_lightning.bench.released import InPlaceWeights, ReleasedLozo, ReleasedWeights, load_model
 from zo_lightning.bench.stages import LowRankPerturbation
 from zo_lightning.bench.startup import PHASES
 from zo_lightning.cli import bench, startup
 from zo_lightning.core.method import Method
-from zo_lightning.core.types import BankSpec, Score
+from zo_lightning.core.types import BankSpec, Score, Workload
 from zo_lightning.directions import LowRank
 from zo_lightning.estimators import Spsa
 from zo_lightning.queries import Antithetic
@@ -111,6 +113,26 @@ def test_chain_has_every_stage_with_time_and_bytes(measure: Callable[..., Facts]
     assert list(facts["seconds"]) == stages
     gigabytes = [facts["gb"][stage] for stage in stages]
     assert gigabytes == sorted(gigabytes, reverse=True)
+
+
+def test_engines_get_the_limits_of_training_and_of_more_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What `evaluate` is asked in training, or at the most points that are compared."""
+    asked: list[tuple[Workload, ...]] = []
+
+    def note(self: PackedBackend, *parts: Any) -> None:
+        asked.append(parts[-1])
+        plain(self, *parts)
+
+    plain = PackedBackend.open
+    monkeypatch.setattr(PackedBackend, "open", note)
+    compose = composer(tmp_path, [*TINY, *SHORT])
+    made = bench.workbench(compose("command=bank", "ranks=[8]", "points=[2,6]", name="bench"))
+    with one_thread():
+        bank.run(made)
+    train, evaluation = asked[0]
+    assert (train.num_points, train.batch_size, len(train.examples)) == (2, 4, 20)
+    assert len(evaluation.examples) == 16
+    assert asked[1] == (replace(train, num_points=6), evaluation)
 
 
 def test_bank_compares_columns_and_points(measure: Callable[..., Facts]):

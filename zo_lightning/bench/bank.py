@@ -58,7 +58,7 @@ def _with_points(bench: Workbench) -> dict[int, Series]:
     most = max(bench.points)
     enough = bench.make_backend("backend").capabilities.max_points >= most
     changes: dict[str, Any] = {} if enough else {"max_points": most}
-    with bench.opened("backend", **changes) as backend:
+    with bench.opened("backend", workloads=bench.data.workloads(most), **changes) as backend:
         use_all_cores()
         cases = {str(number): Training(bench, backend, directions=number // each) for number in bench.points}
         seconds = measure(cases, rounds=bench.rounds, warm_up=bench.warm_up)

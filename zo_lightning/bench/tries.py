@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -14,9 +14,10 @@ from zo_lightning.backends.vllm.rows import row_logprobs
 from zo_lightning.backends.vllm.scoring import trie_nodes
 from zo_lightning.bench.candidates import copa_rows, make_task, record_rows
 from zo_lightning.bench.report import Report, bars
+from zo_lightning.bench.rows import candidate_rows
 from zo_lightning.bench.timing import Case, Ratio, measure, ratio_of_medians
 from zo_lightning.bench.workbench import Examples, Workbench
-from zo_lightning.core.types import EvalRequest, Observation
+from zo_lightning.core.types import EvalRequest, Example, Observation, Workload
 from zo_lightning.errors import ConfigError
 
 _NAMES = ("copa", "names", "record")
@@ -31,7 +32,7 @@ def run(bench: Workbench) -> Report:
     if not isinstance(bench.make_backend("backend"), VllmBackend):
         raise ConfigError("`zo-bench tries` measures requests to an engine: choose `backend=vllm`")
     batches = {name: _batch(bench, name) for name in _NAMES}
-    with bench.opened("backend") as backend:
+    with bench.opened("backend", workloads=_workloads(batches.values())) as backend:
         cases: dict[str, Case] = {}
         facts: dict[str, dict[str, Any]] = {}
         for name, examples in batches.items():
@@ -51,6 +52,13 @@ def _batch(bench: Workbench, name: str) -> Examples:
     with TemporaryDirectory() as folder:
         texts = make_task(name, rows, Path(folder)).texts()
     return texts.encode(load_tokenizer(bench.model.folder), max_length=bench.model.max_length).train
+
+
+def _workloads(batches: Collection[Examples]) -> list[Workload]:
+    """The calls of the tries, and rows one by one: these only need room for the longest."""
+    rows = [Example(prompt=row, options=((0,),), label=0) for batch in batches for row in candidate_rows(batch)]
+    calls = [Workload(examples=batch, batch_size=len(batch)) for batch in batches]
+    return [*calls, Workload(examples=tuple(rows), batch_size=1)]
 
 
 def _request(bench: Workbench, examples: Examples) -> EvalRequest:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from zo_lightning.core.method import Method
 from zo_lightning.core.roles import Backend
-from zo_lightning.core.types import BankSpec, Example, Score
+from zo_lightning.core.types import BankSpec, Example, Score, Workload
 from zo_lightning.errors import DataError
 
 if TYPE_CHECKING:
+    from zo_lightning.data import ExampleDataModule
     from zo_lightning.models import PreparedModel
 
 Examples = tuple[Example, ...]
@@ -37,7 +38,7 @@ class Workbench:
         make_backend: makes the backend of a name, with changed settings; it is not open.
         make_model: has the model on the local disk.
         find_config: has the folder of the model's config.json, which may hold no weights.
-        make_examples: the task's training examples, in the model's tokens.
+        make_data: has the task's examples, in the model's tokens.
         tasks: the training examples of every task whose data are at hand, by name.
         ranks: bank columns to compare.
         points: numbers of points to compare.
@@ -59,7 +60,7 @@ class Workbench:
     make_backend: Callable[..., Backend]
     make_model: Callable[[], PreparedModel]
     find_config: Callable[[], Path]
-    make_examples: Callable[[PreparedModel], Examples]
+    make_data: Callable[[PreparedModel], ExampleDataModule]
     tasks: Mapping[str, Callable[[PreparedModel], Examples]]
     ranks: Sequence[int]
     points: Sequence[int]
@@ -79,9 +80,14 @@ class Workbench:
         return self.find_config()
 
     @cached_property
+    def data(self) -> ExampleDataModule:
+        """The configured task."""
+        return self.make_data(self.model)
+
+    @cached_property
     def batches(self) -> tuple[Examples, ...]:
         """The batches of the configured task."""
-        return self.batches_of(self.make_examples(self.model))
+        return self.batches_of(self.data.train)
 
     def batches_of(self, examples: Examples) -> tuple[Examples, ...]:
         """The batches of an epoch as training sees them, without a smaller last one.
@@ -106,16 +112,21 @@ class Workbench:
         return name in self.others
 
     @contextmanager
-    def opened(self, name: str, *, bank: BankSpec | None = None, **changes: Any) -> Iterator[Any]:
+    def opened(
+        self, name: str, *, bank: BankSpec | None = None, workloads: Sequence[Workload] | None = None, **changes: Any
+    ) -> Iterator[Any]:
         """A backend of this name, open, which is closed at the end.
 
         Args:
             name: an option of the group ``backend``.
             bank: another one than the workbench's.
+            workloads: calls to come; None for those of training.
             **changes: settings of the backend other than the configured ones.
         """
         backend = self.make_backend(name, **changes)
-        backend.open(self.model.layout, self.method.direction, self.method.update, bank or self.bank)
+        if workloads is None:
+            workloads = self.data.workloads(self.method.query.max_points)
+        backend.open(self.model.layout, self.method.direction, self.method.update, bank or self.bank, workloads)
         try:
             yield backend
         finally:

@@ -21,7 +21,9 @@ from zo_lightning.errors import ConfigError
 if TYPE_CHECKING:
     from zo_lightning.bench.workbench import Workbench
     from zo_lightning.core.types import Example
+    from zo_lightning.data import ExampleDataModule
     from zo_lightning.models import PreparedModel
+    from zo_lightning.tasks.encoding import TaskData
 
 # Each is a module of zo_lightning.bench with a function `run`.
 SUBCOMMANDS = {
@@ -112,8 +114,8 @@ def workbench(config: DictConfig, overrides: Sequence[str] = ()) -> Workbench:
         make_backend=make_backend,
         make_model=lambda: prepared_model(config),
         find_config=lambda: config_folder(config),
-        make_examples=partial(_examples, config.task),
-        tasks={task.name: partial(_examples, task) for task in _tasks_at_hand(config)},
+        make_data=partial(_data, config),
+        tasks={task.name: partial(_train, config, task) for task in _tasks_at_hand(config)},
         ranks=list(config.ranks),
         points=list(config.points),
         starts=config.starts,
@@ -123,11 +125,26 @@ def workbench(config: DictConfig, overrides: Sequence[str] = ()) -> Workbench:
     )
 
 
-def _examples(task: DictConfig, model: PreparedModel) -> tuple[Example, ...]:
+def _data(config: DictConfig, model: PreparedModel) -> ExampleDataModule:
+    from zo_lightning.data import ExampleDataModule
+
+    examples = _examples(config, config.task, model)
+    return ExampleDataModule(
+        train=examples.train, dev=examples.dev, test=examples.test, seed=config.seed, **config.data
+    )
+
+
+def _train(config: DictConfig, task: DictConfig, model: PreparedModel) -> tuple[Example, ...]:
+    return tuple(_examples(config, task, model).train)
+
+
+def _examples(config: DictConfig, task: DictConfig, model: PreparedModel) -> TaskData:
+    from zo_lightning.cli.session import max_length
     from zo_lightning.models import load_tokenizer
 
-    data = instantiate(task).texts().encode(load_tokenizer(model.folder), max_length=model.max_length)
-    return tuple(data.train)
+    texts = instantiate(task).texts()
+    encoded: TaskData = texts.encode(load_tokenizer(model.folder), max_length=max_length(config, model))
+    return encoded
 
 
 def _tasks_at_hand(config: DictConfig) -> list[DictConfig]:

@@ -137,8 +137,7 @@ def build(config: DictConfig, loggers: Sequence[Logger] | None = None) -> Sessio
     trainer = build_trainer(config, throughput, loggers=loggers)
     texts = instantiate(config.task).texts()
     model = prepared_model(config)
-    max_length = min(model.max_length, config.backend.get("max_length") or model.max_length)
-    examples = texts.encode(load_tokenizer(model.folder), max_length=max_length)
+    examples = texts.encode(load_tokenizer(model.folder), max_length=max_length(config, model))
     data = ExampleDataModule(
         train=examples.train, dev=examples.dev, test=examples.test, seed=config.seed, **config.data
     )
@@ -162,6 +161,11 @@ def prepared_model(config: DictConfig) -> PreparedModel:
 
     keys = ("name", "path", "source", "revision", "max_length", "cache_dir")
     return prepare_model(**{key: config.model[key] for key in keys}, trainable=config.model.trainable.value)
+
+
+def max_length(config: DictConfig, model: PreparedModel) -> int:
+    """Tokens that an example may have: as many as the model takes, or fewer by the backend's own limit."""
+    return min(model.max_length, config.backend.get("max_length") or model.max_length)
 
 
 def build_method(config: DictConfig, capabilities: Capabilities) -> tuple[Method, BankSpec]:
