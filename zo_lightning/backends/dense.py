@@ -17,6 +17,7 @@ import torch
 
 from zo_lightning.backends.digest import digest_weights
 from zo_lightning.backends.dtype import choose_dtype
+from zo_lightning.backends.merging import add_product
 from zo_lightning.core.bank import LowRankBank
 from zo_lightning.core.objective import observe
 from zo_lightning.core.roles import Direction, Update
@@ -178,7 +179,7 @@ class DenseBackend:
     def _fold(self, left_OC: torch.Tensor, right_IC: torch.Tensor) -> None:
         bank = self._opened()
         for base, rows, cols in zip(self._base, bank.row_spans, bank.col_spans, strict=True):
-            base.copy_(base.float() + (left_OC[rows] @ right_IC[cols].T).view_as(base))
+            add_product(base, left_OC[rows], right_IC[cols])
         self._restore()
 
     def _option_logprobs(self, rows: Sequence[Row]) -> Iterator[float]:

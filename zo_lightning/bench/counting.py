@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 _NAMES = {
     "randn": "draw",
     "mm": "multiply U V^T",
+    "addmm": "add U V^T",
     "mul": "scale",
     "add": "add",
     "sub": "subtract",

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from zo_lightning.backends.merging import add_product
 from zo_lightning.backends.vllm.scoring import option_logprobs, trie_nodes
 from zo_lightning.bench.released import Factors, ReleasedLozo, candidate_logprobs
 from zo_lightning.bench.rows import left_padded, request_rows
@@ -139,7 +140,7 @@ class DeferredMerge:
 def merge(weights: Sequence[torch.Tensor], bank: LowRankBank) -> None:
     """Add a bank's factors to weights: summed in float32 and rounded once, as the backends do."""
     for weight, rows, cols in zip(weights, bank.row_spans, bank.col_spans, strict=True):
-        weight.copy_(weight.float() + bank.left_OC[rows] @ bank.right_IC[cols].T)
+        add_product(weight, bank.left_OC[rows], bank.right_IC[cols])
 
 
 def _by_layer(factors: Factors) -> Factors:

@@ -204,5 +204,4 @@ class PackedBackend:
     def _fold(self, left_OC: torch.Tensor, right_IC: torch.Tensor) -> None:
         bank = self._opened()
         for weight, rows, cols in zip(self._trained(), bank.row_spans, bank.col_spans, strict=True):
-            base = weight.read()
-            weight.write((base.float() + (left_OC[rows] @ right_IC[cols].T).view_as(base)).to(base.dtype))
+            weight.add(left_OC[rows], right_IC[cols])

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from zo_lightning.backends.digest import digest_weights
+from zo_lightning.backends.merging import add_product
 from zo_lightning.backends.vllm import internals
 from zo_lightning.backends.vllm.cpu_lora import CpuAdapters
 from zo_lightning.backends.vllm.stacked import StackedAdapters
@@ -166,5 +167,5 @@ class EngineFactors:
 
     def _fold(self, left_OC: torch.Tensor, right_IC: torch.Tensor) -> None:
         for weight, rows, cols in zip(self._weights, self.bank.row_spans, self.bank.col_spans, strict=True):
-            weight.copy_(weight.float() + left_OC[rows] @ right_IC[cols].T)
+            add_product(weight, left_OC[rows], right_IC[cols])
         self._adapters.base_changed()
