@@ -30,8 +30,8 @@ class OpenSlots:
         self._open: list[int] | None = None  # None: nothing of what is held is the bank's
         self._generation = -1
         self._changed: set[int] = set()
-        self.right_CI = torch.zeros(0, bank.layout.num_cols)
-        self.left_ACO = torch.zeros(0, 0, bank.layout.num_rows)
+        self.right_CI = torch.zeros(0, bank.layout.num_cols, device=bank.device)
+        self.left_ACO = torch.zeros(0, 0, bank.layout.num_rows, device=bank.device)
 
     def program(self, points: Sequence[dict[int, torch.Tensor]]) -> None:
         """Make ``left_ACO[i]`` stand for the bank and the probes ``points[i]``, ``{slot: added left factors}``."""

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from zo_lightning.bench.holders import OnCpu
 from zo_lightning.bench.released import load_model
 from zo_lightning.bench.report import Report, bars
 from zo_lightning.bench.stages import DeferredMerge, LowRankPerturbation
-from zo_lightning.bench.state import count, meta_model
+from zo_lightning.bench.state import count, count_ours, meta_model
 from zo_lightning.bench.timing import Case, measure, ratio_of_medians, use_all_cores
 from zo_lightning.bench.training import Training, released
 from zo_lightning.bench.workbench import Workbench
@@ -80,7 +81,9 @@ def _no_fold(*_: torch.Tensor) -> None:
 def _gigabytes(bench: Workbench, dtype: str, stages: Mapping[str, Any]) -> dict[str, float]:
     parameters, layout = meta_model(bench.model.folder, dtype)
     trained = {matrix.parameter: parameters[matrix.parameter] for matrix in layout.matrices}
-    counted = count(bench.method, trained, layout, bench.bank, getattr(torch, dtype))
+    counted = count(bench.method, trained, layout, bench.bank)
+    if not torch.cuda.is_available():
+        counted |= {"read_only": count_ours(bench.method, trained, layout, bench.bank, OnCpu)["read_only"]}
     return {name: sum(counted[_TRAFFIC.get(name, "read_only")].values()) / 1e9 for name in stages}
 
 

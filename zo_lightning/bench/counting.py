@@ -25,7 +25,8 @@ _NAMES = {
     "clone": "copy",
 }
 _WRITING = {"copy", "fill", "zero"}  # their first argument is not read
-_SILENT = {"empty", "zeros", "has_compatible_shallow_copy_type"}  # make room: what is written there is counted then
+_PICKING = {"index"}  # of their first argument they read as much as they give
+_SILENT = {"empty", "new_empty", "zeros", "has_compatible_shallow_copy_type"}  # make room: writing there counts
 
 
 def size_of(tensor: torch.Tensor) -> int:
@@ -77,7 +78,9 @@ class ByteCounter(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__.strip("_")
         if not func.is_view and name not in _SILENT:
-            leaves = tree_leaves((args[1:] if name in _WRITING else args, kwargs, result))
+            read = result if name in _PICKING else args[:1] if name not in _WRITING else ()
+            inputs = {key: value for key, value in (kwargs or {}).items() if key != "out"}
+            leaves = tree_leaves((read, args[1:], inputs, result))
             moved = sum(size_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
             self.bytes[self._section, _NAMES.get(name, name)] += moved
         return result

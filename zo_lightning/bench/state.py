@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from zo_lightning.backends.vllm.internals import ADAPTER_RANKS
-from zo_lightning.backends.vllm.stacked import StackedAdapters
 from zo_lightning.bench.counting import ByteCounter
+from zo_lightning.bench.holders import Holder, OnGpu
 from zo_lightning.bench.released import ReleasedWeights
 from zo_lightning.bench.stages import merge
 from zo_lightning.core.bank import LowRankBank
@@ -26,20 +25,28 @@ Step = Callable[[ByteCounter, int], None]  # takes the step of a number, under a
 META = torch.device("meta")
 
 
-def count(
-    method: Method, parameters: Mapping[str, torch.Tensor], layout: Layout, bank: BankSpec, dtype: torch.dtype
-) -> dict[str, Moved]:
-    """Bytes of the average step of every way."""
+def count(method: Method, parameters: Mapping[str, torch.Tensor], layout: Layout, bank: BankSpec) -> dict[str, Moved]:
+    """Bytes of the average step of every way, ours on a GPU."""
     rank, nu, points = method.direction.rank, method.direction.refresh_every, method.query.max_points
     settings = {"rank": rank, "refresh_every": nu, "eps": 1e-3, "lr": 1e-6}
-    merging = BankSpec(rank=rank, capacity=rank, policy="merge")
-    steps: dict[str, Step] = {
-        "dense": dense_step(parameters, **settings),
-        "low_rank": low_rank_step(parameters, points=points, **settings),
-        "merged": OurStep(method, parameters, layout, merging, dtype),
-        "read_only": OurStep(method, parameters, layout, bank, dtype),
+    dense = {
+        "dense": per_step(dense_step(parameters, **settings), nu),
+        "low_rank": per_step(low_rank_step(parameters, points=points, **settings), nu),
     }
-    return {name: per_step(step, nu) for name, step in steps.items()}
+    return dense | count_ours(method, parameters, layout, bank, OnGpu)
+
+
+def count_ours(
+    method: Method, parameters: Mapping[str, torch.Tensor], layout: Layout, bank: BankSpec, holder: type[Holder]
+) -> dict[str, Moved]:
+    """Bytes of our average step: with merges, and with the base left alone."""
+    rank = method.direction.rank
+    merging = BankSpec(rank=rank, capacity=rank, policy="merge")
+    steps = {
+        name: OurStep(method, parameters, layout, spec, holder)
+        for name, spec in (("merged", merging), ("read_only", bank))
+    }
+    return {name: per_step(step, method.direction.refresh_every) for name, step in steps.items()}
 
 
 def meta_model(folder: Path, dtype: str) -> tuple[dict[str, torch.nn.Parameter], Layout]:
@@ -97,36 +104,32 @@ def low_rank_step(parameters: Mapping[str, torch.Tensor], *, points: int, **sett
 
 
 class OurStep:
-    """Directions and update in a bank, probes in an engine's adapters; the weights are not written but by merges.
+    """Directions and update in a bank, probes beside the weights, which are not written but by merges.
 
-    Bank and adapters are the real ones, as on a GPU, whose kernels read every column that an adapter has.
+    Bank and holder are the real ones.
 
     Args:
         method: direction, query and update.
         parameters: the model's, by name.
         layout: the matrices.
         spec: the bank's size and policy; every slot is in use.
-        dtype: of weights and adapters.
+        holder: of the points' factors.
     """
 
     def __init__(
-        self, method: Method, parameters: Mapping[str, torch.Tensor], layout: Layout, spec: BankSpec, dtype: torch.dtype
+        self,
+        method: Method,
+        parameters: Mapping[str, torch.Tensor],
+        layout: Layout,
+        spec: BankSpec,
+        holder: type[Holder],
     ) -> None:
         self._refresh_every, self._points = method.direction.refresh_every, method.query.max_points
         self._weights = [parameters[matrix.parameter] for matrix in layout.matrices]
         self._counter, device = ByteCounter(), self._weights[0].device
         drawn: Any = _Drawn(spec.rank)
         self._bank = LowRankBank(spec, layout, drawn, method.update, fold=self._merge, device=device)
-        columns = spec.capacity + (0 if dtype == torch.float32 else spec.rank)  # probes have columns of their own
-        rank = next(rank for rank in ADAPTER_RANKS if rank >= columns)
-        self._slices = [
-            (
-                torch.zeros(self._points, 1, rank, matrix.cols, dtype=dtype, device=device),
-                torch.zeros(self._points, 1, matrix.rows, rank, dtype=dtype, device=device),
-            )
-            for matrix in layout.matrices
-        ]
-        self._adapters = StackedAdapters(self._bank, self._slices, range(self._points))
+        self._holder = holder(self._bank, self._weights, self._points)
         self._cycle = spec.num_slots if spec.policy == "cyclic" else None
         for stage in range(spec.num_slots):
             self(self._counter, stage * self._refresh_every)
@@ -138,19 +141,17 @@ class OurStep:
         point = Point(version=self._bank.version, terms=((key, 1e-3),))
         with counter.section("probes"):
             probes = [self._bank.probes(point) for _ in range(self._points)]
-        with counter.section("adapters"):
-            self._adapters.program(probes)
+        self._holder.program(probes, counter)
         with counter.section("forward"):
-            for right, left in self._slices:
-                counter.read(right)
-                counter.read(left)
+            self._holder.read(counter)
         record = StepRecord(step=number, version=self._bank.version, lr=1e-6, terms=((key, 1.0),))
         with counter.section("commit"):
-            self._adapters.changed(self._bank.commit(record))
+            self._holder.changed(self._bank.commit(record))
 
     def _merge(self, *_: torch.Tensor) -> None:
         with self._counter.section("merge"):
             merge(self._weights, self._bank)
+            self._holder.base_changed()
 
 
 class _Drawn:
