@@ -22,11 +22,12 @@ from zo_lightning.bench import bank, state
 from zo_lightning.bench.counting import ByteCounter
 from zo_lightning.bench.holders import OnCpu, OnGpu
 from zo_lightning.bench.released import InPlaceWeights, ReleasedLozo, ReleasedWeights, load_model
+from zo_lightning.bench.rows import request_rows
 from zo_lightning.bench.stages import LowRankPerturbation
 from zo_lightning.bench.startup import PHASES
 from zo_lightning.cli import bench, startup
 from zo_lightning.core.method import Method
-from zo_lightning.core.types import BankSpec, Score, Workload
+from zo_lightning.core.types import BankSpec, Example, Score, Workload
 from zo_lightning.directions import LowRank
 from zo_lightning.estimators import Spsa
 from zo_lightning.queries import Antithetic
@@ -150,6 +151,13 @@ def test_padding_finds_the_tasks_whose_data_are_at_hand(measure: Callable[..., F
     facts = measure("padding", f"data_dir={tmp_path}")
     assert set(facts["tasks"]) == {"sentiment", "sst2"}
     assert all(0 < share["candidates"] < 1 < share["work"] for share in facts["tasks"].values())
+
+
+def test_a_request_goes_down_the_trie_where_tokens_can_be_forced(monkeypatch: pytest.MonkeyPatch):
+    example = Example(prompt=(7,), options=((1, 2, 5), (1, 3), (4, 6)), label=0)
+    for on_gpu, rows in ((False, [(7, 1, 2), (7, 4)]), (True, [(7,), (7, 1), (7, 4), (7, 1, 2)])):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda on_gpu=on_gpu: on_gpu)
+        assert request_rows([example]) == rows
 
 
 def test_startup_times_every_phase_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,4 @@
-"""How a batch becomes rows of tokens: one row for each answer option, or one for each next-token request.
+"""How a batch becomes rows of tokens: one row for each answer option, each next-token question, or each request.
 
 Shape suffixes: B rows, T positions.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from zo_lightning.backends.vllm.scoring import trie_nodes
+from zo_lightning.backends.vllm.scoring import requests_of, trie_nodes
 from zo_lightning.core.types import Example
 
 Rows = list[tuple[int, ...]]
@@ -35,14 +35,24 @@ def candidate_rows(examples: Sequence[Example]) -> Rows:
     return [example.prompt + option for example in examples for option in example.options]
 
 
-def request_rows(examples: Sequence[Example]) -> Rows:
-    """The prompts of next-token requests: one for each inner node of the trie of an example's options.
+def node_rows(examples: Sequence[Example]) -> Rows:
+    """Rows that end where a next token is asked: one for each inner node of the trie of an example's options.
 
     Examples:
-        >>> request_rows([Example(prompt=(1, 2), options=((3,), (4, 5)), label=0)])
+        >>> node_rows([Example(prompt=(1, 2), options=((3,), (4, 5)), label=0)])
         [(1, 2), (1, 2, 4)]
     """
     return [node.prompt for example in examples for node in trie_nodes(example)]
+
+
+def request_rows(examples: Sequence[Example]) -> Rows:
+    """What an engine on this machine computes for its requests: prompts, with the tokens that are forced on a CPU.
+
+    Examples:
+        >>> request_rows([Example(prompt=(1, 2), options=((3,), (4,)), label=0)])  # the prompt is enough
+        [(1, 2)]
+    """
+    return [walk.prompt + walk.forced for example in examples for walk in requests_of(example)]
 
 
 def padded_length(rows: Rows) -> int:

@@ -18,7 +18,7 @@ import torch
 from zo_lightning.backends.merging import add_product
 from zo_lightning.backends.vllm.scoring import option_logprobs, trie_nodes
 from zo_lightning.bench.released import Factors, ReleasedLozo, candidate_logprobs
-from zo_lightning.bench.rows import left_padded, request_rows
+from zo_lightning.bench.rows import left_padded, node_rows
 from zo_lightning.core.bank import LowRankBank
 from zo_lightning.core.objective import observe
 from zo_lightning.core.types import EvalRequest, Example, Observation, Score, StepRecord
@@ -126,7 +126,7 @@ class DeferredMerge:
 
     def _by_requests(self, requests: Sequence[EvalRequest], lefts: Sequence[Factors]) -> Iterator[Logprobs]:
         self._added.lefts = lefts
-        rows = [row for request in requests for row in request_rows(request.examples)]
+        rows = [row for request in requests for row in node_rows(request.examples)]
         inputs = left_padded(rows, self._model.device)
         logits_BV = self._model(**inputs, use_cache=False, logits_to_keep=1).logits[:, -1]
         answers = iter(logits_BV.float().log_softmax(-1))
