@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from zo_lightning.cli.errors import FAILED, reported
 from zo_lightning.cli.terminal import quiet_libraries
 from zo_lightning.config import instantiate, register
+from zo_lightning.config.resolvers import config_dir
 from zo_lightning.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def main() -> None:
         command, rest = split_command(sys.argv[1:])
         if command not in SUBCOMMANDS:
             raise SystemExit(_explain(command, asked=bool({"-h", "--help"} & set(rest))))
-        sys.argv[1:] = [f"command={command}", *rest]
+        sys.argv[1:] = with_override(rest, f"command={command}")
         _main()
 
 
@@ -62,6 +63,20 @@ def split_command(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     return None, list(arguments)
 
 
+def with_override(arguments: Sequence[str], override: str) -> list[str]:
+    """An override before the others: Hydra's parser takes them in one run only, on either side of the flags.
+
+    Examples:
+        >>> with_override(["--config-dir", "mine", "rounds=3"], "command=step")
+        ['--config-dir', 'mine', 'command=step', 'rounds=3']
+        >>> with_override(["--help"], "command=step")
+        ['--help', 'command=step']
+    """
+    others = (i for i, argument in enumerate(arguments) if "=" in argument and not argument.startswith("-"))
+    first = next(others, len(arguments))
+    return [*arguments[:first], override, *arguments[first:]]
+
+
 def _explain(command: str | None, *, asked: bool) -> int:
     """Print the subcommands; returns the exit code."""
     stream = sys.stdout if asked else sys.stderr
@@ -77,7 +92,8 @@ def _explain(command: str | None, *, asked: bool) -> int:
 
 @hydra.main(version_base="1.3", config_path="pkg://zo_lightning.conf", config_name="bench")
 def _main(config: DictConfig) -> None:
-    run(config, overrides=list(HydraConfig.get().overrides.task))
+    own = [f"hydra.searchpath=[file://{folder}]"] if (folder := config_dir()) else []
+    run(config, overrides=[*HydraConfig.get().overrides.task, *own])
 
 
 def run(config: DictConfig, *, overrides: Sequence[str] = ()) -> None:
