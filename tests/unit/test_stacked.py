@@ -59,6 +59,32 @@ def test_half_precision_probes_have_their_own_columns() -> None:
             assert torch.equal(right[place, 0, probe], right_CI[bank.columns(KEY.stage)])
 
 
+def test_right_factors_of_half_precision_probes_are_written_when_they_change() -> None:
+    """Once a stage and adapter, and again where other factors take the slot's place; always what is probed."""
+    direction = LowRank(rank=RANK, refresh_every=3)
+    bank, adapters, tensors = filled(torch.bfloat16, steps=6)
+    written = []
+    for step in (6, 7, 8, 3, 8, 9):  # one stage, back to an earlier one, and a new one
+        (key,) = direction.keys(seed=7, step=step)
+        versions = [right._version for right, _ in tensors]
+        adapters.program(probes(bank, 1.0, -1.0, key=key))
+        written.append([right._version for right, _ in tensors] != versions)
+        probe = slice(bank.num_columns, bank.num_columns + RANK)
+        for place in (0, 1):
+            for (right, _), cols in zip(tensors, bank.col_spans, strict=True):
+                expected_CI = bank.right_IC[cols, bank.columns(key.stage)].T.bfloat16()
+                assert torch.equal(right[place, 0, probe], expected_CI)
+        if step < 8:
+            adapters.changed(bank.commit(StepRecord(step=step, version=bank.version, lr=1e-3, terms=((key, 2.0),))))
+    assert written == [True, False, False, True, True, True]
+    bank.load(bank.snapshot())
+    adapters.forget()
+    for right, _ in tensors:
+        right.zero_()
+    adapters.program(probes(bank, 1.0, key=key))
+    assert tensors[0][0][1, 0, probe].any()
+
+
 def test_half_precision_probes_of_two_stages_are_refused() -> None:
     bank, adapters, _ = filled(torch.bfloat16)
     both = Point(version=bank.version, terms=((KEY, EPS), (DirectionKey(seed=7, step=0, stage=0), EPS)))

@@ -30,6 +30,7 @@ class StackedAdapters:
         self._separate = slices[0][1].dtype != torch.float32
         self._generation = [-1] * len(places)
         self._stale: list[set[int]] = [set() for _ in places]
+        self._probed: list[int | None] = [None] * len(places)  # whose right factors the probe columns hold
 
     def program(self, points: Sequence[dict[int, torch.Tensor]]) -> None:
         """Make adapter ``i`` stand for the bank and the probes ``points[i]``."""
@@ -64,6 +65,7 @@ class StackedAdapters:
         self._write_right(adapter, everything, self._bank.right_IC)
         self._write_left(adapter, everything, self._bank.left_OC)
         self._generation[adapter], self._stale[adapter] = self._bank.generation, set()
+        self._probed[adapter] = None  # those columns may have moved, or their slot has other factors
 
     def _write_probes(self, adapter: int, probes: dict[int, torch.Tensor]) -> None:
         # One step's probes share a stage; the columns right behind the bank's are theirs.
@@ -76,7 +78,9 @@ class StackedAdapters:
         zero_OR = torch.zeros(self._bank.layout.num_rows, self._bank.spec.rank, device=self._bank.device)
         self._write_left(adapter, columns, next(iter(probes.values()), zero_OR))
         for slot in probes:
-            self._write_right(adapter, columns, self._bank.right_IC[:, self._bank.columns(slot)])
+            if self._probed[adapter] != slot:  # a stage keeps its right factors
+                self._write_right(adapter, columns, self._bank.right_IC[:, self._bank.columns(slot)])
+                self._probed[adapter] = slot
 
     def _write_left(self, adapter: int, columns: slice, left_OX: torch.Tensor) -> None:
         for (_, left), rows in zip(self._slices, self._bank.row_spans, strict=True):
