@@ -21,7 +21,7 @@ from zo_lightning.backends.packed import PackedBackend
 from zo_lightning.bench import bank, state
 from zo_lightning.bench.counting import ByteCounter
 from zo_lightning.bench.holders import OnCpu, OnGpu
-from zo_lightning.bench.released import InPlaceWeights, ReleasedLozo, ReleasedWeights, load_model
+from zo_lightning.bench.released import InPlaceWeights, ReleasedLozo, ReleasedWeights
 from zo_lightning.bench.rows import request_rows
 from zo_lightning.bench.stages import LowRankPerturbation
 from zo_lightning.bench.startup import PHASES
@@ -30,6 +30,7 @@ from zo_lightning.core.method import Method
 from zo_lightning.core.types import BankSpec, Example, Score, Workload
 from zo_lightning.directions import LowRank
 from zo_lightning.estimators import Spsa
+from zo_lightning.models import load_model
 from zo_lightning.queries import Antithetic
 from zo_lightning.updates import Sgd
 

@@ -88,14 +88,9 @@ class DenseBackend:
         workloads: Sequence[Workload] = (),
     ) -> None:
         """Load the model and keep a copy of its trainable matrices; ``max_rows`` sizes its batches."""
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging as transformers_logging
+        from zo_lightning.models import load_model
 
-        transformers_logging.disable_progress_bar()
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            layout.model, dtype=getattr(torch, self.dtype), local_files_only=True
-        )
-        self._model = model.to(self.device).eval().requires_grad_(False)
+        self._model = load_model(layout.model, dtype=self.dtype, device=self.device)
         self._weights = [self._model.get_parameter(matrix.parameter) for matrix in layout.matrices]
         self._base = [weight.clone() for weight in self._weights]
         self._bank = LowRankBank(bank, layout, direction, update, fold=self._fold, device=self.device)

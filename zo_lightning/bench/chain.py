@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from zo_lightning.bench.holders import OnCpu
-from zo_lightning.bench.released import load_model
 from zo_lightning.bench.report import Report, bars
 from zo_lightning.bench.stages import DeferredMerge, LowRankPerturbation
 from zo_lightning.bench.state import count, count_ours, meta_model
@@ -19,6 +18,7 @@ from zo_lightning.bench.training import Training, released
 from zo_lightning.bench.workbench import Workbench
 from zo_lightning.core.bank import LowRankBank
 from zo_lightning.core.types import BankSpec
+from zo_lightning.models import load_model
 
 _LABELS = {
     "dense": "released LoZO, dense",

@@ -11,7 +11,6 @@ Shape suffixes: O rows and I columns of a parameter, R the rank, K scored positi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -157,14 +156,6 @@ class ReleasedLozo:
         """Mean loss of the batch, in one forward pass."""
         logprobs = candidate_logprobs(self.model, examples)
         return observe(self._objective, examples, logprobs, tokens=0, seconds=0.0).value
-
-
-def load_model(folder: Path, *, dtype: str, device: torch.device) -> Any:
-    """A transformers model without gradients."""
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
-    return model.to(device).eval().requires_grad_(False)
 
 
 def candidate_logprobs(model: Any, examples: Sequence[Example]) -> list[list[float]]:

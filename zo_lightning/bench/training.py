@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from zo_lightning.bench.released import ReleasedLozo, load_model
+from zo_lightning.bench.released import ReleasedLozo
 from zo_lightning.bench.workbench import Workbench
 from zo_lightning.core.method import Method
+from zo_lightning.models import load_model
 from zo_lightning.optim.zo_optimizer import ZOOptimizer
 
 

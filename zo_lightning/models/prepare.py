@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from zo_lightning.core.types import Layout
 from zo_lightning.errors import ConfigError, DataError
@@ -76,6 +78,13 @@ def prepare_model(
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder, from local files only."""
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def load_model(folder: str | Path, *, dtype: str, device: torch.device) -> Any:
+    """A transformers model without gradients."""
+    transformers_logging.disable_progress_bar()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
+    return model.to(device).eval().requires_grad_(False)
 
 
 def _find(path: str, revision: str | None) -> Path:

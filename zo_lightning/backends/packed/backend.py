@@ -91,14 +91,10 @@ class PackedBackend:
         Raises:
             EngineError: for a model of another kind.
         """
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging as transformers_logging
+        from zo_lightning.models import load_model
 
-        transformers_logging.disable_progress_bar()
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            layout.model, dtype=getattr(torch, self.dtype), local_files_only=True
-        )
-        self.adopt(model.to(self.device), layout, direction, update, bank)
+        model = load_model(layout.model, dtype=self.dtype, device=self.device)
+        self.adopt(model, layout, direction, update, bank)
 
     def adopt(self, model: Any, layout: Layout, direction: Direction, update: Update, bank: BankSpec) -> None:
         """Open on a model that is in memory, on this backend's device and of its type; modules of it are replaced.
