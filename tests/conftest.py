@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes (``-n 2``), each file is one process's, and all tests of the shared engines are too."""
+    """With several processes (``-n 2``), each file is one process's, as are all tests of vLLM's engines, and others."""
     for item in items:
-        shared = "opened" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("engines" if shared else str(item.path)))
+        row = item.callspec.params.get("opened") if hasattr(item, "callspec") else None
+        engine = "vllm" if row is not None and row.backend == "vllm" else "torch"
+        item.add_marker(pytest.mark.xdist_group(str(item.path) if row is None else f"engines of {engine}"))
 
 
 @pytest.fixture(autouse=True)

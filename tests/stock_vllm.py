@@ -12,16 +12,6 @@ import os
 import sys
 from typing import Any
 
-os.environ |= {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TORCH_COMPILE_DISABLE": "1",  # one function of the sampler would need a C++ compiler
-}
-
 
 def scores(llm: Any, examples: list[Any], lora: Any) -> list[list[float]]:
     """Every token of every option is asked as a next one: on CPU, ``prompt_logprobs`` fail with adapters."""
@@ -70,6 +60,15 @@ def answers(examples: list[Any], engine: dict[str, Any]) -> list[Any]:
 
 
 if __name__ == "__main__":
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TORCH_COMPILE_DISABLE": "1",  # one function of the sampler would need a C++ compiler
+    }
     task = json.load(sys.stdin)
     result = [answers(task["examples"], engine) for engine in task["engines"]]
     assert "zo_lightning" not in sys.modules

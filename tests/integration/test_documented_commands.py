@@ -213,4 +213,5 @@ def shortened(program: str, words: list[str]) -> list[str]:
     own_model = ["model.path=models/mine"] if any(word.startswith("model.path=") for word in words) else []
     trials = ["hydra.sweeper.n_trials=2"] if any("optuna" in word for word in words) else []
     dirs = [] if any(".dir=" in word for word in words) else folder
-    return [*words, *SHORT, *SMALL, *own_model, *trials, *dirs]
+    own_backend = ["backend=packed"] if "backend=packed" in words else []
+    return [*words, *SHORT, *SMALL, *own_model, *own_backend, *trials, *dirs]

@@ -60,7 +60,7 @@ def test_the_search_path_begins_with_our_package(ask: Ask):
 def test_help_lists_choices_and_flags_and_no_schema(ask: Ask):
     text = ask("--help")
     assert text.startswith("zo-train, of zo-lightning")
-    assert "\nbackend: dense, fake, vllm\n" in text
+    assert "\nbackend: dense, fake, packed, vllm\n" in text
     assert "base_" not in text
     assert "--config-dir" in text
     assert ask("--help", main=zo_eval.main).startswith("zo-eval, of zo-lightning")
@@ -68,7 +68,7 @@ def test_help_lists_choices_and_flags_and_no_schema(ask: Ask):
 
 def test_a_mistyped_option_lists_the_options(ask: Ask):
     text = ask("backend=vlm", code=1)
-    assert "Available options in 'backend':\n\tdense\n\tfake\n\tvllm\n" in text
+    assert "Available options in 'backend':\n\tdense\n\tfake\n\tpacked\n\tvllm\n" in text
 
 
 @pytest.mark.parametrize(
