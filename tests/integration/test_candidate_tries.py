@@ -118,6 +118,17 @@ def test_one_forced_token_is_as_good_as_a_request(subject: Opened) -> None:
 
 
 @on_rows(Row("vllm"))
+def test_more_options_than_one_request_can_ask(subject: Opened) -> None:
+    """300 options of one token, and as many that also go on from the first and the last of them."""
+    wide = tuple((token,) for token in range(20, 320))
+    deep = (*wide, *((first, token) for first in (20, 319) for token in range(100, 250)))
+    examples = [Example(prompt=(5, 6, 7), options=options, label=0) for options in (wide, deep)]
+    seen = subject.ask((key_of(0), EPS), examples=examples)
+    dense = oracle_of(subject.row).reset().ask((key_of(0), EPS), examples=examples)
+    assert flat(seen.scores) == pytest.approx(flat(dense.scores), abs=1e-5)
+
+
+@on_rows(Row("vllm"))
 def test_an_engine_that_goes_its_own_way_is_an_error(subject: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     from zo_lightning.backends.vllm.forced import ForcedTokens
 

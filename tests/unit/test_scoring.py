@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from zo_lightning.backends.vllm.scoring import option_logprobs, trie_nodes, trie_walks
+from zo_lightning.backends.vllm.scoring import MAX_ASKED, option_logprobs, requests_of, trie_nodes, trie_walks
 from zo_lightning.core.objective import cross_entropy, observe
 from zo_lightning.core.types import Example, Score
 
@@ -82,6 +82,21 @@ def test_walks_take_each_node_once_and_follow_children(example: Example) -> None
 def test_a_walk_ends_where_an_option_does(name: str, count: int) -> None:
     """The way through options that are one another's beginnings is one request."""
     assert len(trie_walks(EXAMPLES[name])) == count
+
+
+def test_a_request_asks_no_more_than_the_engine_takes() -> None:
+    """300 children of the prompt, and further ones down a walk of which no node alone is too large."""
+    wide = shapes(tuple((i,) for i in range(300)))
+    deep = shapes(tuple((1,) * depth + (100 * depth + i,) for depth in range(1, 4) for i in range(90)))
+    for example, count in ((wide, 3), (deep, 3)):
+        requests = requests_of(example)
+        assert len(requests) == count and all(0 < len(walk.asked) <= MAX_ASKED for walk in requests)
+        asked = {(node.prompt, child) for walk in requests for node in walk.nodes for child in node.children}
+        assert asked == {(node.prompt, child) for node in trie_nodes(example) for child in node.children}
+        for walk in requests:
+            assert [n.prompt for n in walk.nodes] == [
+                walk.prompt + walk.forced[:i] for i in range(len(walk.forced) + 1)
+            ]
 
 
 LOGPROBS = [(-1.0, -3.0, -6.0), (-0.5, -0.1, -9.0)]

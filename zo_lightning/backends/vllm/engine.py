@@ -325,7 +325,8 @@ class VllmBackend:
 def _collect(examples: Sequence[Example], outputs: Iterator[Any]) -> tuple[list[dict[tuple[int, ...], Any]], list[int]]:
     answers, tokens = [], []
     for example in examples:
-        found, computed = {}, 0
+        found: dict[tuple[int, ...], Any] = {}
+        computed = 0
         for walk in requests_of(example):
             output = next(outputs)
             answer = output.outputs[0]
@@ -334,7 +335,8 @@ def _collect(examples: Sequence[Example], outputs: Iterator[Any]) -> tuple[list[
                     "vLLM left the tokens of an option: `backend.engine.logits_processors` must not be set"
                 )
             for node, logprobs in zip(walk.nodes, answer.logprobs, strict=True):
-                found[node.prompt] = {token: logprobs[token].logprob for token in node.children}
+                children = {token: logprobs[token].logprob for token in node.children}
+                found.setdefault(node.prompt, {}).update(children)
             computed += len(walk.prompt) - (output.num_cached_tokens or 0) + len(walk.forced)
         answers.append(found)
         tokens.append(computed)

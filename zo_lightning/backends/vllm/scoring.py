@@ -7,7 +7,7 @@ compute again what the prefix cache lacks, up to a block of tokens a node.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from zo_lightning.core.types import Example
 
 FORCED_KEY = "zo_forced"  # of a request's further arguments: the tokens to continue with
+MAX_ASKED = 128  # tokens that the engine takes in ``logprob_token_ids``
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,33 @@ def trie_walks(example: Example) -> tuple[Walk, ...]:
 
 
 def requests_of(example: Example) -> tuple[Walk, ...]:
-    """What the engine of this machine is asked: ways down the trie on CPU, single nodes on GPU."""
+    """What the engine of this machine is asked: ways down the trie on CPU, single nodes on GPU; cut where too long.
+
+    A node whose children are too many for one request is in several.
+    """
     # Tokens are forced through the V1 model runner, which CPUs have; a GPU's own small blocks waste less.
-    return tuple(Walk((n,)) for n in trie_nodes(example)) if torch.cuda.is_available() else trie_walks(example)
+    on_gpu = torch.cuda.is_available()
+    walks = tuple(Walk((n,)) for n in trie_nodes(example)) if on_gpu else trie_walks(example)
+    return tuple(part for walk in walks for part in _cut(walk))
+
+
+def _cut(walk: Walk) -> Iterator[Walk]:
+    if len(walk.asked) <= MAX_ASKED:
+        yield walk
+        return
+    nodes: tuple[Node, ...] = ()
+    for part in (part for node in walk.nodes for part in _parts(node)):
+        again = bool(nodes) and part.prompt == nodes[-1].prompt
+        if again or len(Walk((*nodes, part)).asked) > MAX_ASKED:
+            yield Walk(nodes)
+            nodes = ()
+        nodes = (*nodes, part)
+    yield Walk(nodes)
+
+
+def _parts(node: Node) -> Iterator[Node]:
+    for start in range(0, len(node.children), MAX_ASKED):
+        yield Node(node.prompt, node.children[start : start + MAX_ASKED])
 
 
 def option_logprobs(example: Example, answers: Mapping[tuple[int, ...], Mapping[int, float]]) -> tuple[float, ...]:
