@@ -209,6 +209,8 @@ def test_the_overrides_of_a_run_come_first(tmp_path: Path):
         (["backend=vllm", "backend.dtype=foo"], ["backend.dtype"]),
         (["backend=vllm", "backend.max_length=10"], ["10", "task.truncate"]),
         (["backend=vllm", "+backend.engine.max_model_len=10"], ["model.max_length"]),
+        (["backend=vllm", "backend.max_num_batched_tokens=0"], ["backend.max_num_batched_tokens", "at least 1"]),
+        (["backend=vllm", "+backend.engine.max_num_seqs=0"], ["backend.engine.max_num_seqs", "at least 1"]),
         (["trainer.max_steps=null", "trainer.max_epochs=1", "scheduler=linear"], ["trainer.max_steps", "constant"]),
         (["scheduler=hold_then_decay", "scheduler.hold=1"], ["scheduler.hold"]),
         (["trainer.strategy=auto"], ["trainer.strategy"]),

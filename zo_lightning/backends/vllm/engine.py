@@ -84,6 +84,14 @@ class VllmBackend:
                 )
         if "max_model_len" in (engine or {}):
             raise ConfigError("`backend.engine.max_model_len` is `model.max_length`: set that")
+        limits = {
+            "max_length": max_length,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "engine.max_num_seqs": (engine or {}).get("max_num_seqs"),
+        }
+        for key, value in limits.items():
+            if value is not None and value < 1:
+                raise ConfigError(f"`backend.{key}` must be at least 1, not {value}: without it, the work decides")
         self.dtype = choose_dtype(dtype, on_gpu=torch.cuda.is_available())
         self.process, self.max_points = process, max_points
         self._block_size, self._max_length = block_size, max_length

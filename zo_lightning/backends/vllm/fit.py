@@ -151,9 +151,11 @@ def fit(demand: Demand, costs: Costs, wanted: Wanted, *, free: int, context: int
     per_block = wanted.block_size * costs.kv
     need = _blocks(demand, wanted) * per_block + demand.tokens * costs.activations + demand.requests * costs.logits
     share = min(1.0, free / 2 / need)
-    least = max(wanted.block_size, wanted.max_num_seqs or 1)
-    tokens = wanted.max_num_batched_tokens or max(int(demand.tokens * share), least)
-    seqs = min(wanted.max_num_seqs or max(int(demand.requests * share), 1), tokens)
+    seqs = max(int(demand.requests * share), 1) if wanted.max_num_seqs is None else wanted.max_num_seqs
+    tokens = wanted.max_num_batched_tokens
+    if tokens is None:
+        tokens = max(int(demand.tokens * share), wanted.block_size, wanted.max_num_seqs or 1)
+    seqs = min(seqs, tokens)
     one = -(-length // wanted.block_size) + 1  # blocks of one sequence, and the engine's own empty one
     # A split call holds half-done passages: one at most, since the engine goes on with them first.
     held = Demand(requests=seqs, tokens=min(tokens + length, demand.tokens), longest=length)
@@ -245,10 +247,12 @@ def free_bytes(layout: Layout, dtype: torch.dtype, copies: int, utilization: flo
 
 
 def _length(demand: Demand, wanted: Wanted, context: int) -> int:
-    limit = wanted.max_length or context
+    limit = context if wanted.max_length is None else wanted.max_length
     if demand.longest > limit:
         raise ConfigError(
             f"a sequence of {demand.longest} tokens does not fit the engine's context of {limit}: raise "
             f"`model.max_length` (the model itself can take {context}) or set `task.truncate=left`"
         )
-    return wanted.max_length or min(-(-demand.longest // wanted.block_size) * wanted.block_size, limit)
+    if wanted.max_length is not None:
+        return wanted.max_length
+    return min(-(-demand.longest // wanted.block_size) * wanted.block_size, limit)
