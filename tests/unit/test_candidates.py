@@ -73,15 +73,15 @@ def test_both_name_a_hub_source() -> None:
 
 
 def test_rows_may_have_different_numbers_of_options(tmp_path: Path) -> None:
-    data = load(quiz(tmp_path, row("a", "b"), row("c", "d", "e", label=2), row("f")))
-    assert options(data) == [[" a", " b"], [" c", " d", " e"], [" f"]]
+    data = load(quiz(tmp_path, row("a", "b"), row("c", "d", "e", label=2), row("f", "g")))
+    assert options(data) == [[" a", " b"], [" c", " d", " e"], [" f", " g"]]
     assert [example.label for example in data.test] == [0, 2, 0]
     assert data.num_labels == 3
 
 
 def test_many_rows_of_different_sizes_keep_their_own_options(tmp_path: Path) -> None:
     """More rows than are tokenised at once."""
-    sizes = [1 + i % 5 for i in range(600)]
+    sizes = [2 + i % 5 for i in range(600)]
     rows = [row(*(f"{i} {k}" for k in range(size)), label=size - 1) for i, size in enumerate(sizes)]
     data = load(quiz(tmp_path, *rows, num_test=600))
     assert options(data) == [[f" {i} {k}" for k in range(size)] for i, size in enumerate(sizes)]
@@ -121,10 +121,14 @@ def test_a_cut_prompt_keeps_options_and_answers(tmp_path: Path) -> None:
         (row("a", "b", label=[]), "column label names no right candidate"),
         (row("a", "b", "a"), "two options are the same, ' a'"),
         (row("a", " "), "`task.option_template` gives an empty option: [' a', '  ']"),
+        (row("a", None), "candidate None is neither a text nor a number"),
+        (row("a", ["b"]), "candidate ['b'] is neither"),
+        (row("a", True), "candidate True is neither"),
+        (row("a"), "['a'] is the only candidate, and a choice needs two"),
         (row(), "column names must hold a list of candidates, not []"),
         ({"text": "x", "names": "a, b", "label": 0}, "column names must hold a list of candidates, not 'a, b'"),
         ({"text": "x", "label": 0}, "no column `task.candidates`=names; this row has label, text"),
-        ({"text": "x", "names": ["a"]}, "no column `task.label_field`=label; this row has names, text"),
+        ({"text": "x", "names": ["a", "b"]}, "no column `task.label_field`=label; this row has names, text"),
     ],
 )
 def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, bad: dict[str, Any], said: str) -> None:

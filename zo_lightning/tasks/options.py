@@ -69,7 +69,7 @@ class Verbalisers:
 
 
 class Candidates:
-    """The row's own candidates, as many as it has.
+    """The row's own candidates, texts or numbers, as many as it has but at least two.
 
     Args:
         fields: the fields that hold one candidate each, or the one field that holds a list of them.
@@ -93,6 +93,14 @@ class Candidates:
     def of(self, row: Row) -> Options:
         """Each candidate's text in the template, and the places of the right ones."""
         candidates = self._candidates(row)
+        wrong = [candidate for candidate in candidates if type(candidate) not in (str, int, float)]
+        if wrong:
+            raise DataError(f"{row.origin}: candidate {wrong[0]!r} is neither a text nor a number: mend the row")
+        if len(candidates) < 2:
+            raise DataError(
+                f"{row.origin}: {candidates} is the only candidate, and a choice needs two: mend or remove the row, or "
+                "change `task.candidates`"
+            )
         texts = tuple(self._template.fill(row, candidate=candidate) for candidate in candidates)
         if not all(text.strip() for text in texts):
             raise DataError(f"{row.origin}: `task.option_template` gives an empty option: {list(texts)}")
