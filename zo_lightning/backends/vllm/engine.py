@@ -150,7 +150,7 @@ class VllmBackend:
         except ImportError as error:
             raise EngineError(
                 f"`backend=vllm` needs vLLM ({error}): run `make install` (a CPU build serves machines without an "
-                "NVIDIA GPU) or choose `backend=dense`"
+                "NVIDIA GPU) or choose `backend=packed`"
             ) from error
         internals.check_version()
         internals.tolerate_llvmlite()

@@ -38,7 +38,7 @@ def version_error(what: str) -> EngineError:
 
     return EngineError(
         f"vLLM {vllm.__version__} has no {what}; zo-lightning supports vLLM {SUPPORTED_VERSIONS}.*: install that "
-        "version or choose `backend=dense`"
+        "version or choose `backend=packed`"
     )
 
 
@@ -70,7 +70,7 @@ def check_version() -> None:
     if not vllm.__version__.startswith(f"{SUPPORTED_VERSIONS}."):
         raise EngineError(
             f"vLLM {vllm.__version__} is installed; zo-lightning supports {SUPPORTED_VERSIONS}.*: install that version "
-            "or choose `backend=dense`"
+            "or choose `backend=packed`"
         )
 
 
