@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from zo_lightning.backends.merging import add_product
 from zo_lightning.backends.open_slots import OpenSlots
 from zo_lightning.backends.vllm import internals
 from zo_lightning.core.bank import LowRankBank, spans
@@ -92,7 +93,7 @@ class _Linear:
         for part in self._parts:
             left = left_OC[part.first_output : part.first_output + part.num_rows]
             right = right_IC[part.first_input : part.first_input + weight.shape[1]]
-            weight[part.first_row : part.first_row + part.num_rows].addmm_(left, right.T)
+            add_product(weight[part.first_row : part.first_row + part.num_rows], left, right)
         self._working = internals.cpu_product(weight)
 
     def _product(self, inputs: torch.Tensor, bias: torch.Tensor | None, runs: np.ndarray) -> torch.Tensor:
