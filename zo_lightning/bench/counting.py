@@ -24,7 +24,7 @@ _NAMES = {
     "to_copy": "convert",
     "clone": "copy",
 }
-_WRITING = {"copy", "fill", "zero"}  # their first argument is not read
+_WRITING = {"copy", "fill", "zero", "full_like"}  # their first argument is not read
 _PICKING = {"index"}  # of their first argument they read as much as they give
 _SILENT = {"empty", "new_empty", "zeros", "has_compatible_shallow_copy_type"}  # make room: writing there counts
 
@@ -54,15 +54,17 @@ class ByteCounter(TorchDispatchMode):
         super().__init__()
         self.bytes: Counter[tuple[str, str]] = Counter()
         self._section = ""
+        self._kind: str | None = None
 
     @contextmanager
-    def section(self, name: str) -> Iterator[None]:
-        """What happens inside is counted under this name."""
-        outer, self._section = self._section, name
+    def section(self, name: str, *, kind: str | None = None) -> Iterator[None]:
+        """What happens inside is counted under this name, and all of it as one kind if that has a name too."""
+        outer = self._section, self._kind
+        self._section, self._kind = name, kind
         try:
             yield
         finally:
-            self._section = outer
+            self._section, self._kind = outer
 
     def read(self, tensor: torch.Tensor) -> None:
         """Count one reading of a tensor by something that is not run here."""
@@ -82,5 +84,5 @@ class ByteCounter(TorchDispatchMode):
             inputs = {key: value for key, value in (kwargs or {}).items() if key != "out"}
             leaves = tree_leaves((read, args[1:], inputs, result))
             moved = sum(size_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
-            self.bytes[self._section, _NAMES.get(name, name)] += moved
+            self.bytes[self._section, self._kind or _NAMES.get(name, name)] += moved
         return result

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from zo_lightning.bench.released import ReleasedWeights
 from zo_lightning.bench.stages import merge
 from zo_lightning.core.bank import LowRankBank
 from zo_lightning.core.method import Method
+from zo_lightning.core.roles import Direction
 from zo_lightning.core.types import BankSpec, DirectionKey, Layout, Point, StepRecord
 
 Moved = Mapping[tuple[str, str], float]  # section and kind to bytes of a step
@@ -126,17 +128,17 @@ class OurStep:
     ) -> None:
         self._refresh_every, self._points = method.direction.refresh_every, method.query.max_points
         self._weights = [parameters[matrix.parameter] for matrix in layout.matrices]
-        self._counter, device = ByteCounter(), self._weights[0].device
-        drawn: Any = _Drawn(spec.rank)
+        self.counter, device = ByteCounter(), self._weights[0].device
+        drawn: Any = _Generated(self, method.direction) if holder is OnGpu else _Drawn(spec.rank)
         self._bank = LowRankBank(spec, layout, drawn, method.update, fold=self._merge, device=device)
         self._holder = holder(self._bank, self._weights, self._points)
         self._cycle = spec.num_slots if spec.policy == "cyclic" else None
         for stage in range(spec.num_slots):
-            self(self._counter, stage * self._refresh_every)
+            self(self.counter, stage * self._refresh_every)
 
     def __call__(self, counter: ByteCounter, number: int) -> None:
         """Step ``number``."""
-        self._counter, stage = counter, number // self._refresh_every
+        self.counter, stage = counter, number // self._refresh_every
         key = DirectionKey(seed=0, step=number, stage=stage % self._cycle if self._cycle else stage)
         point = Point(version=self._bank.version, terms=((key, 1e-3),))
         with counter.section("probes"):
@@ -149,13 +151,31 @@ class OurStep:
             self._holder.changed(self._bank.commit(record))
 
     def _merge(self, *_: torch.Tensor) -> None:
-        with self._counter.section("merge"):
+        with self.counter.section("merge"):
             merge(self._weights, self._bank)
             self._holder.base_changed()
 
 
+class _Generated:
+    """A direction as it is: away from a CPU its draws are operations on 64-bit integers."""
+
+    def __init__(self, step: OurStep, direction: Direction) -> None:
+        self._step, self._direction = step, direction
+
+    def left(self, *drawn: Any) -> torch.Tensor:
+        with self._section():
+            return self._direction.left(*drawn)
+
+    def right(self, *drawn: Any) -> torch.Tensor:
+        with self._section():
+            return self._direction.right(*drawn)
+
+    def _section(self) -> AbstractContextManager[None]:
+        return self._step.counter.section("draws", kind="the generator's integers")
+
+
 class _Drawn:
-    """A direction whose draws are one write each, on any device."""
+    """A direction whose draws are one write each, as a CPU's compiled loop makes them."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
