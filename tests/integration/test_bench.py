@@ -80,6 +80,23 @@ def test_rounds_must_be_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "`rounds`=0 must be at least 1" in message(capsys, lambda: bench.run(config))
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["bank", "ranks=[7]"], "a positive multiple of `direction.rank`=2"),
+        (["bank", "ranks=[1024]", "backend=vllm"], "at most 512"),
+        (["bank", "points=[3]"], "choose multiples of 2"),
+        (["bank", "ranks=[]", "points=[]"], "nothing to compare"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_measured_is_refused(
+    words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    config = composer(tmp_path, TINY)(f"command={words[0]}", *words[1:], name="bench")
+    assert says in message(capsys, lambda: bench.run(config))
+
+
 def test_step_reports_every_ratio_with_its_interval(measure: Callable[..., Facts]):
     facts = measure("step", "rounds=2")
     for name in ("step_over_matched", "dense_over_step", "step_over_floor", "packed_over_step", "dense_over_floor"):
@@ -143,6 +160,12 @@ def test_bank_compares_columns_and_points(measure: Callable[..., Facts]):
     facts = measure("bank", "ranks=[8,64]", "points=[2,30]")
     assert list(facts["step_over_matched_by_columns"]) == ["8", "64"]
     assert facts["rank_64_over_8"] > 0 and facts["points_30_over_2_per_point"] > 0
+    assert list(facts["milliseconds_per_point_interval"]) == ["2", "30"]
+
+
+def test_bank_may_compare_one_side_alone(measure: Callable[..., Facts]):
+    facts = measure("bank", "ranks=[]", "points=[2]")
+    assert not facts["step_over_matched_by_columns"] and set(facts["milliseconds_per_point"]) == {"2"}
 
 
 def test_padding_finds_the_tasks_whose_data_are_at_hand(measure: Callable[..., Facts], tmp_path: Path):

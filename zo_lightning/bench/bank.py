@@ -4,31 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 from zo_lightning.bench.report import Report
-from zo_lightning.bench.timing import Case, Ratio, measure, ratio_of_medians, use_all_cores
+from zo_lightning.bench.timing import Case, Ratio, measure, ratio_of_medians, ratio_of_unpaired, use_all_cores
 from zo_lightning.bench.training import Training
 from zo_lightning.bench.workbench import Workbench
 from zo_lightning.core.bank import LowRankBank
 from zo_lightning.core.method import Method
 from zo_lightning.core.types import BankSpec, StepRecord
+from zo_lightning.errors import ConfigError
 
 Series = Sequence[float]
 
 
 def run(bench: Workbench) -> Report:
-    """One engine for each bank, and one for all numbers of points."""
-    ranks = {columns: _with_bank(bench, columns) for columns in bench.ranks}
-    return _report(bench, ranks, _with_points(bench))
+    """One engine for each bank, and one for all numbers of points; an empty list leaves its side out.
+
+    Raises:
+        ConfigError: for columns or points that cannot be had.
+    """
+    capacities = _capacities(bench)
+    _check_points(bench)
+    ranks = {columns: _with_bank(bench, columns) for columns in capacities}
+    return _report(bench, ranks, _with_points(bench) if bench.points else {})
+
+
+def _capacities(bench: Workbench) -> list[int]:
+    """Columns of every bank: as asked, or all but those that the engine keeps for probes."""
+    capabilities, rank = bench.make_backend("backend").capabilities, bench.method.direction.rank
+    for columns in bench.ranks:
+        if columns < 1 or columns % rank or columns > capabilities.max_rank:
+            raise ConfigError(
+                f"`ranks` has {columns}, but a bank's columns are a positive multiple of `direction.rank`={rank} and, "
+                f"on this backend, at most {capabilities.max_rank}"
+            )
+    room = (capabilities.max_rank - (rank if capabilities.probe_columns else 0)) // rank * rank
+    return list(dict.fromkeys(min(columns, room) for columns in bench.ranks))
+
+
+def _check_points(bench: Workbench) -> None:
+    each = bench.method.query.max_points
+    for number in bench.points:
+        if number < 1 or number % each:
+            raise ConfigError(f"`points` has {number}, but a direction has {each} points: choose multiples of {each}")
+    if not bench.ranks and not bench.points:
+        raise ConfigError("`ranks` and `points` are both empty: there is nothing to compare")
 
 
 def _with_bank(bench: Workbench, columns: int) -> Series:
     """Step over matched inference in every round, on an engine whose bank has so many columns, all in use."""
-    capabilities, rank = bench.make_backend("backend").capabilities, bench.method.direction.rank
-    room = capabilities.max_rank - (rank if capabilities.probe_columns else 0)
-    spec = BankSpec(rank=rank, capacity=min(columns, room) // rank * rank)
+    spec = BankSpec(rank=bench.method.direction.rank, capacity=columns)
     method = replace(bench.method, direction=replace(bench.method.direction, cycle=spec.num_slots))  # type: ignore[type-var]
     with bench.opened("backend", bank=spec) as backend:
         backend.load(filled(bench, method, spec))
@@ -66,48 +92,64 @@ def _with_points(bench: Workbench) -> dict[int, Series]:
 
 
 def _report(bench: Workbench, ranks: Mapping[int, Series], points: Mapping[int, Series]) -> Report:
-    over = {columns: ratio_of_medians(series, [1.0] * len(series)) for columns, series in ranks.items()}
+    over = {columns: _spread(series) for columns, series in ranks.items()}
     per_point = {number: [value / number for value in series] for number, series in points.items()}
-    milliseconds = {number: 1e3 * median(series) for number, series in per_point.items()}
-    facts: dict[str, Any] = {
-        "step_over_matched_by_columns": {str(columns): ratio.value for columns, ratio in over.items()},
-        "milliseconds_per_point": {str(number): value for number, value in milliseconds.items()},
-    }
-    compared: list[str] = []
-    for name, series, high, low in (
-        ("rank_64_over_8", ranks, 64, 8),
-        ("points_30_over_2_per_point", per_point, 30, 2),
-    ):
-        if high in series and low in series:
-            ratio: Ratio = ratio_of_medians(series[high], series[low])
-            facts |= ratio.facts(name)
-            compared.append(f"{name.replace('_', ' ')}: {ratio}")
+    milliseconds = {number: _spread([1e3 * value for value in series]) for number, series in per_point.items()}
+    facts: dict[str, Any] = _by_number("step_over_matched_by_columns", over)
+    facts |= _by_number("milliseconds_per_point", milliseconds)
+    compared: dict[str, Ratio] = {}
+    if {64, 8} <= ranks.keys():
+        compared["rank_64_over_8"] = ratio_of_unpaired(ranks[64], ranks[8])  # of two engines, one after the other
+    if {30, 2} <= points.keys():
+        compared["points_30_over_2_per_point"] = ratio_of_medians(per_point[30], per_point[2])
+    for name, ratio in compared.items():
+        facts |= ratio.facts(name)
     facts |= {"rounds": bench.rounds, "batch_size": bench.batch_size, "rank": bench.method.direction.rank}
     rows = [(f"{columns} columns", str(ratio), "") for columns, ratio in over.items()]
-    rows += [(f"{number} points", "", f"{value:.1f}") for number, value in milliseconds.items()]
+    rows += [(f"{number} points", "", str(value)) for number, value in milliseconds.items()]
+    sides = [
+        (axis, unit, found)
+        for axis, unit, found in (
+            ("columns in use", "step / matched inference", over),
+            ("points in one batch", "milliseconds a point", milliseconds),
+        )
+        if found
+    ]
     return Report(
         title=f"bank and points: {bench.model_name}, {bench.task_name}, batch {bench.batch_size}",
         columns=("", "step / matched inference", "ms a point"),
         rows=rows,
         facts=facts,
-        draw=lambda left, right: _draw(left, right, over, milliseconds),
-        panels=2,
-        notes=(*compared, f"medians of {bench.rounds} rounds; every bank has an engine of its own and is full"),
+        draw=lambda *panels: [_draw(axes, *side) for axes, side in zip(panels, sides, strict=True)],
+        panels=len(sides),
+        notes=(
+            *(f"{name.replace('_', ' ')}: {ratio}" for name, ratio in compared.items()),
+            f"medians of {bench.rounds} rounds, in brackets 95 % intervals; every bank has an engine of its own and is "
+            "full",
+        ),
     )
 
 
-def _draw(left: Any, right: Any, over: Mapping[int, Ratio], milliseconds: Mapping[int, float]) -> None:
-    spread = [[r.value - r.low for r in over.values()], [r.high - r.value for r in over.values()]]
-    left.errorbar(list(over), [r.value for r in over.values()], yerr=spread, fmt="o-", capsize=3)
-    left.axhline(1.0, color="0.5", linestyle="--", linewidth=1)
-    left.set_xlabel("columns in use")
-    left.set_ylabel("step / matched inference")
-    right.plot(list(milliseconds), list(milliseconds.values()), "o-", color="tab:orange")
-    right.set_ylim(0, 1.2 * max(milliseconds.values()))
-    right.set_xlabel("points in one batch")
-    right.set_ylabel("milliseconds a point")
-    for axes, ticks in ((left, over), (right, milliseconds)):
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(list(ticks), [str(tick) for tick in ticks])
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
+def _spread(series: Series) -> Ratio:
+    """A median with its interval."""
+    return ratio_of_medians(series, [1.0] * len(series))
+
+
+def _by_number(name: str, found: Mapping[int, Ratio]) -> dict[str, Any]:
+    return {
+        name: {str(number): ratio.value for number, ratio in found.items()},
+        f"{name}_interval": {str(number): [ratio.low, ratio.high] for number, ratio in found.items()},
+    }
+
+
+def _draw(axes: Any, label: str, unit: str, found: Mapping[int, Ratio]) -> None:
+    values = [ratio.value for ratio in found.values()]
+    spread = [[r.value - r.low for r in found.values()], [r.high - r.value for r in found.values()]]
+    axes.errorbar(list(found), values, yerr=spread, fmt="o-", capsize=3)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(label)
+    axes.set_ylabel(unit)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(found), [str(number) for number in found])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)

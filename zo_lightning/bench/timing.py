@@ -55,6 +55,20 @@ def ratio_of_medians(over: Sequence[float], under: Sequence[float]) -> Ratio:
     return Ratio(_ratio(rounds), samples[int(0.025 * _DRAWS)], samples[int(0.975 * _DRAWS)])
 
 
+def ratio_of_unpaired(over: Sequence[float], under: Sequence[float]) -> Ratio:
+    """Median over median of rounds that were measured one side after the other: each side is resampled by itself.
+
+    Examples:
+        >>> ratio_of_unpaired([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+        Ratio(value=2.0, low=0.6666666666666666, high=6.0)
+    """
+    draw = random.Random(0)
+    samples = sorted(
+        median(draw.choices(over, k=len(over))) / median(draw.choices(under, k=len(under))) for _ in range(_DRAWS)
+    )
+    return Ratio(median(over) / median(under), samples[int(0.025 * _DRAWS)], samples[int(0.975 * _DRAWS)])
+
+
 def _ratio(rounds: Sequence[tuple[float, float]]) -> float:
     return median(a for a, _ in rounds) / median(b for _, b in rounds)
 
