@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,9 +21,10 @@ from tests.command import composer, message, start
 from zo_lightning.backends.packed import PackedBackend
 from zo_lightning.bench import bank, state
 from zo_lightning.bench.counting import ByteCounter
+from zo_lightning.bench.floor import Floor, analytic_overhead, head_shape
 from zo_lightning.bench.holders import OnCpu, OnGpu
 from zo_lightning.bench.released import InPlaceWeights, ReleasedLozo, ReleasedWeights
-from zo_lightning.bench.rows import request_rows
+from zo_lightning.bench.rows import Load, request_rows
 from zo_lightning.bench.stages import LowRankPerturbation
 from zo_lightning.bench.startup import PHASES
 from zo_lightning.cli import bench, startup
@@ -30,7 +32,7 @@ from zo_lightning.core.method import Method
 from zo_lightning.core.types import BankSpec, Example, Score, Workload
 from zo_lightning.directions import LowRank
 from zo_lightning.estimators import Spsa
-from zo_lightning.models import load_model
+from zo_lightning.models import load_model, trainable_layout
 from zo_lightning.queries import Antithetic
 from zo_lightning.updates import Sgd
 
@@ -103,7 +105,16 @@ def test_step_reports_every_ratio_with_its_interval(measure: Callable[..., Facts
         low, high = facts[f"{name}_interval"]
         assert 0 < low <= facts[name] <= high
     assert facts["tokens"] < facts["dense_tokens"] and facts["rounds"] == 2
-    assert facts["analytic_overhead"] == pytest.approx(RANK * (3 * 2432) / (3 * 147456), rel=0.5)
+    assert facts["analytic_overhead"] == pytest.approx(RANK * 6144 / 442368)
+
+
+def test_the_floor_is_the_same_whatever_is_trained():
+    folder, device = prepared("tiny-llama").folder, torch.device("cpu")
+    linear, everything = (trainable_layout(folder, kind) for kind in ("linear", "all"))
+    load = Load(tokens=10, scored=3)
+    floors = [Floor(layout, dtype="float32", device=device).flops(load) for layout in (linear, everything)]
+    assert floors[0] == floors[1] == 2 * (10 * 442368 + 3 * math.prod(head_shape(folder)))
+    assert analytic_overhead(linear, RANK) == analytic_overhead(everything, RANK)
 
 
 def test_step_leaves_cases_out(measure: Callable[..., Facts]):

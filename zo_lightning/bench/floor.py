@@ -9,7 +9,7 @@ import torch
 
 from zo_lightning.backends.packed.weights import PrepackedWeight, Weight, can_prepack
 from zo_lightning.bench.rows import Load
-from zo_lightning.core.types import Layout
+from zo_lightning.core.types import Layout, MatrixSpec
 
 
 class Floor:
@@ -19,14 +19,14 @@ class Floor:
     are packed for this processor where torch can do that: engines do it too, and a floor must not lie above them.
 
     Args:
-        layout: the matrices inside the layers.
+        layout: of the model, whatever else of it is trained.
         dtype: of weights and activations.
         device: where they are.
     """
 
     def __init__(self, layout: Layout, *, dtype: str, device: torch.device) -> None:
         self._settings = {"dtype": getattr(torch, dtype), "device": device}
-        self._counts = Counter((matrix.rows, matrix.cols) for matrix in layout.matrices)
+        self._counts = Counter((matrix.rows, matrix.cols) for matrix in _linears(layout))
         self._head = head_shape(Path(layout.model))
         packs = can_prepack(device, self._settings["dtype"])
         kind = PrepackedWeight if packs else Weight
@@ -59,11 +59,18 @@ def head_shape(folder: Path) -> tuple[int, int]:
 
 
 def analytic_overhead(layout: Layout, columns: int) -> float:
-    """What factors add to the linears' work: ``columns * sum(m + n) / sum(m n)``.
+    """What factors add to the work of the linears inside the layers: ``columns * sum(m + n) / sum(m n)``.
 
     Examples:
         >>> from zo_lightning.core.types import MatrixSpec
-        >>> analytic_overhead(Layout(model="", matrices=(MatrixSpec(name="a", rows=8, cols=8),), num_parameters=64), 2)
+        >>> square = MatrixSpec(name="model.layers.0.mlp", rows=8, cols=8)
+        >>> analytic_overhead(Layout(model="", matrices=(square,), num_parameters=64), 2)
         0.5
     """
-    return columns * (layout.num_rows + layout.num_cols) / sum(m.rows * m.cols for m in layout.matrices)
+    linears = _linears(layout)
+    return columns * sum(m.rows + m.cols for m in linears) / sum(m.rows * m.cols for m in linears)
+
+
+def _linears(layout: Layout) -> list[MatrixSpec]:
+    """What every token goes through: no embedding, head, norm or bias, which may be trained as well."""
+    return [matrix for matrix in layout.matrices if ".layers." in matrix.name and not matrix.vector]
