@@ -105,6 +105,8 @@ def test_step_reports_every_ratio_with_its_interval(measure: Callable[..., Facts
         low, high = facts[f"{name}_interval"]
         assert 0 < low <= facts[name] <= high
     assert facts["tokens"] < facts["dense_tokens"] and facts["rounds"] == 2
+    assert set(facts["host_seconds"]) == {"plan", "programming", "estimate", "commit"}
+    assert all(facts["host_seconds"].values()) and 0 < facts["host_share"] < 1
     assert facts["analytic_overhead"] == pytest.approx(RANK * 6144 / 442368)
 
 
@@ -135,7 +137,7 @@ def test_step_on_vllm(tmp_path: Path):
     printed, _ = start(*words, cwd=tmp_path, module="zo_lightning.cli.bench").communicate(timeout=250)
     facts = json.loads(printed.splitlines()[-1])
     assert {"step", "matched", "dense", "packed"} < set(facts["seconds"])
-    assert 0 < facts["host_share"] < 1
+    assert facts["host_seconds"]["programming"] > 0 and 0 < facts["host_share"] < 1
 
 
 def test_chain_has_every_stage_with_time_and_bytes(measure: Callable[..., Facts]):

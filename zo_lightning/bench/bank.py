@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from zo_lightning.bench.report import Report
@@ -16,6 +17,7 @@ from zo_lightning.core.types import BankSpec, StepRecord
 from zo_lightning.errors import ConfigError
 
 Series = Sequence[float]
+Side = tuple[str, str, Mapping[int, Ratio]]  # of the picture: labels of its axes, and values by number
 
 
 def run(bench: Workbench) -> Report:
@@ -120,7 +122,7 @@ def _report(bench: Workbench, ranks: Mapping[int, Series], points: Mapping[int, 
         columns=("", "step / matched inference", "ms a point"),
         rows=rows,
         facts=facts,
-        draw=lambda *panels: [_draw(axes, *side) for axes, side in zip(panels, sides, strict=True)],
+        draw=partial(_draw, sides),
         panels=len(sides),
         notes=(
             *(f"{name.replace('_', ' ')}: {ratio}" for name, ratio in compared.items()),
@@ -142,7 +144,12 @@ def _by_number(name: str, found: Mapping[int, Ratio]) -> dict[str, Any]:
     }
 
 
-def _draw(axes: Any, label: str, unit: str, found: Mapping[int, Ratio]) -> None:
+def _draw(sides: Sequence[Side], *panels: Any) -> None:
+    for axes, side in zip(panels, sides, strict=True):
+        _draw_side(axes, *side)
+
+
+def _draw_side(axes: Any, label: str, unit: str, found: Mapping[int, Ratio]) -> None:
     values = [ratio.value for ratio in found.values()]
     spread = [[r.value - r.low for r in found.values()], [r.high - r.value for r in found.values()]]
     axes.errorbar(list(found), values, yerr=spread, fmt="o-", capsize=3)

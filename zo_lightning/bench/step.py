@@ -15,7 +15,7 @@ from zo_lightning.bench.released import InPlaceWeights
 from zo_lightning.bench.report import Report, bars
 from zo_lightning.bench.rows import Load, candidate_rows, padded_load, real_load
 from zo_lightning.bench.timing import Case, Ratio, measure, ratio_of_medians, use_all_cores
-from zo_lightning.bench.training import Training, released
+from zo_lightning.bench.training import PARTS, Training, released, time_programming
 from zo_lightning.bench.workbench import Examples, Workbench
 from zo_lightning.errors import ConfigError
 
@@ -46,6 +46,7 @@ def run(bench: Workbench) -> Report:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         floor = Floor(bench.model.layout, dtype=backend.dtype, device=device)
         training, points = Training(bench, backend), bench.method.query.max_points
+        time_programming(backend, lambda: training.timed("programming"))
         cases: dict[str, Case] = {
             STEP: training,
             MATCHED: lambda number: backend.infer(*[bench.batch(number)] * points),
@@ -63,8 +64,8 @@ def run(bench: Workbench) -> Report:
         use_all_cores()
         seconds = measure(cases, rounds=bench.rounds, warm_up=bench.warm_up)
     batches = [bench.batch(number) for number in range(bench.warm_up, bench.warm_up + bench.rounds)]
-    evaluating = training.seconds_evaluating[bench.warm_up :]
-    return _report(bench, seconds, [_work(floor, points, batch) for batch in batches], evaluating)
+    parts = training.seconds_of_parts[bench.warm_up :]
+    return _report(bench, seconds, [_work(floor, points, batch) for batch in batches], parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,18 +108,22 @@ def ratios(seconds: Mapping[str, Sequence[float]], work: Sequence[Work]) -> dict
 
 
 def _report(
-    bench: Workbench, seconds: Mapping[str, Sequence[float]], work: Sequence[Work], evaluating: Sequence[float]
+    bench: Workbench,
+    seconds: Mapping[str, Sequence[float]],
+    work: Sequence[Work],
+    parts: Sequence[Mapping[str, float]],
 ) -> Report:
     found, rank = ratios(seconds, work), bench.method.direction.rank
     medians = {name: median(values) for name, values in seconds.items()}
     overhead = analytic_overhead(bench.model.layout, rank)
-    host = median(1 - inside / whole for inside, whole in zip(evaluating, seconds[STEP], strict=True))
+    host = median(sum(each.values()) / whole for each, whole in zip(parts, seconds[STEP], strict=True))
     rate = median(w.flops for w in work) / medians[FLOOR]
     facts: dict[str, Any] = {name: value for key, ratio in found.items() for name, value in ratio.facts(key).items()}
     facts |= {
         "seconds": medians,
         "analytic_overhead": overhead,
         "host_share": host,
+        "host_seconds": {part: median(each[part] for each in parts) for part in PARTS},
         "tokens": median(w.tokens for w in work),
         "dense_tokens": median(w.dense_tokens for w in work),
         "gflops_per_second": rate / 1e9,
@@ -156,7 +161,8 @@ def _notes(
     notes = [
         f"overhead over matched inference: measured {measured.value - 1:.2%} ({measured.low - 1:.2%} to "
         f"{measured.high - 1:.2%}), analytic {overhead:.2%} (rank * sum(m + n) / sum(m n))",
-        f"host work outside the engine's answer: {host:.2%} of a step",
+        f"plan, programming, estimate and commit: {host:.2%} of a step; in milliseconds "
+        + ", ".join(f"{part} {1e3 * value:.2f}" for part, value in facts["host_seconds"].items()),
         f"floor: {facts['tokens']:,.0f} tokens at {rate / 1e9:,.0f} GFLOP/s",
     ]
     if "dense_over_step" in found:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from zo_lightning.backends.packed import PackedBackend
+from zo_lightning.backends.vllm import VllmBackend
 from zo_lightning.bench.released import ReleasedLozo
 from zo_lightning.bench.workbench import Workbench
 from zo_lightning.core.method import Method
+from zo_lightning.core.types import Point
 from zo_lightning.models import load_model
 from zo_lightning.optim.zo_optimizer import ZOOptimizer
+
+PARTS = ("plan", "programming", "estimate", "commit")  # of a step, beside the engine's own answer
 
 
 class Training:
@@ -28,7 +37,7 @@ class Training:
         self._bench, self._backend = bench, backend
         self._method, self._directions = method or bench.method, directions
         self._step = 0
-        self.seconds_evaluating: list[float] = []  # of each step: while the backend answered
+        self.seconds_of_parts: list[defaultdict[str, float]] = []  # of each step; programming by `time_programming`
         self._optimizer = ZOOptimizer(
             [torch.nn.Parameter(torch.zeros((), dtype=torch.int64), requires_grad=False)],
             lr=self._method.update.lr,
@@ -40,16 +49,47 @@ class Training:
     def __call__(self, number: int) -> None:
         """One step on the batch of a round."""
         method, backend, examples = self._method, self._backend, self._bench.batch(number)
-        first, *_ = method.direction.keys(seed=self._bench.seed, step=self._step)
-        keys = [replace(first, index=index) for index in range(self._directions)]
-        requests = method.query.plan(keys, examples, backend.version, self._bench.objective)
+        self.seconds_of_parts.append(defaultdict(float))
+        with self.timed("plan"):
+            first, *_ = method.direction.keys(seed=self._bench.seed, step=self._step)
+            keys = [replace(first, index=index) for index in range(self._directions)]
+            requests = method.query.plan(keys, examples, backend.version, self._bench.objective)
         observations = backend.evaluate(requests)
         while further := method.query.follow(requests, observations):
             requests, observations = requests + further, observations + backend.evaluate(further)
-        self._optimizer.collect(requests, observations)
-        self._optimizer.step()
+        with self.timed("estimate"):
+            self._optimizer.collect(requests, observations)
+            _ = self._optimizer.estimate
+        with self.timed("commit"):
+            self._optimizer.step()
         self._step += 1
-        self.seconds_evaluating.append(sum(observation.seconds for observation in observations))
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add what passes inside to a part of the running step."""
+        start = time.perf_counter()
+        yield
+        self.seconds_of_parts[-1][part] += time.perf_counter() - start
+
+
+def time_programming(backend: Any, timed: Callable[[], AbstractContextManager[None]]) -> None:
+    """Have vLLM's or the packed backend's programming of a step's points run inside a context."""
+    if isinstance(backend, VllmBackend):
+        call = backend._rpc
+
+        def call_timed(method: str, *args: Any) -> list[Any]:
+            with timed() if method == "zo_program" else nullcontext():
+                return call(method, *args)
+
+        backend._rpc = call_timed  # type: ignore[method-assign]
+    elif isinstance(backend, PackedBackend):
+        program = backend._factors.program
+
+        def program_timed(points: Sequence[Point]) -> None:
+            with timed():
+                program(points)
+
+        backend._factors.program = program_timed  # type: ignore[method-assign]
 
 
 def released(
