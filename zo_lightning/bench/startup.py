@@ -56,8 +56,8 @@ def _report(bench: Workbench, starts: Sequence[Mapping[str, float]]) -> Report:
         draw=lambda axes: _draw(axes, medians),
         notes=(
             f"medians of {len(starts)} fresh processes, {min(totals):.1f} to {max(totals):.1f} s, after one that warms "
-            "the caches. The engine's own imports count as its start; the test that zo-train makes before the first "
-            "step is left out",
+            "the caches. The engine's own imports count as its start; the digest of the base before the first step "
+            "counts as part of it",
         ),
     )
 

@@ -40,6 +40,8 @@ def phases(overrides: list[str]) -> dict[str, float]:
     ends["model and data"] = time.time()
     with session.engine():
         ends["engine start"] = time.time()
+        backend = session.module.backend
+        backend.digest(), backend.snapshot()  # as zo-train has them before it fits
         session.trainer.callbacks.append(_first_step(ends))  # type: ignore[attr-defined]
         session.fit(None)
     return ends
