@@ -66,6 +66,8 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path("outputs/gpu_step"))
     options = parser.parse_args()
+    if options.steps < 1:
+        parser.error("--steps must be at least 1")
 
     backend = PackedBackend()
     config = Qwen3Config(**SHAPES[options.shape], max_position_embeddings=2048, tie_word_embeddings=False)

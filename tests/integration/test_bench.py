@@ -67,7 +67,11 @@ def measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
 
 
 def test_without_a_subcommand_it_lists_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    for words, says in (([], "a subcommand is missing"), (["stap", "rounds=2"], "no subcommand `stap`")):
+    for words, says in (
+        ([], "a subcommand is missing"),
+        (["stap", "rounds=2"], "no subcommand `stap`"),
+        (["stepp", "--help"], "no subcommand `stepp`"),
+    ):
         monkeypatch.setattr(sys, "argv", ["zo-bench", *words])
         printed = message(capsys, bench.main)
         assert says in printed and all(f"\n  {name} " in printed for name in bench.SUBCOMMANDS)
@@ -89,6 +93,13 @@ def test_rounds_must_be_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["bank", "ranks=[1024]", "backend=vllm"], "at most 512"),
         (["bank", "points=[3]"], "choose multiples of 2"),
         (["bank", "ranks=[]", "points=[]"], "nothing to compare"),
+        (["chain", "model.trainable=all"], "leave `model.trainable=linear`"),
+        (["chain", "backend=fake"], "choose `backend=vllm`"),
+        (["startup", "starts=0"], "`starts`=0 must be at least 1"),
+        (["traffic", "bank.capacity=600"], "lower `bank.capacity`=600"),
+        (["padding", "data.batch_size=0"], "`data.batch_size` must be at least 1"),
+        (["padding", "data_dir=missing"], "`data_dir`=missing is not a folder"),
+        (["step", "without=[dens]"], "`without` has dens"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

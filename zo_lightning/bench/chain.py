@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from zo_lightning.bench.holders import OnCpu
+from zo_lightning.bench.holders import OnCpu, adapter_rank
 from zo_lightning.bench.report import Report, bars
 from zo_lightning.bench.stages import DeferredMerge, LowRankPerturbation
 from zo_lightning.bench.state import count, count_ours, meta_model
@@ -18,6 +18,7 @@ from zo_lightning.bench.training import Training, released
 from zo_lightning.bench.workbench import Workbench
 from zo_lightning.core.bank import LowRankBank
 from zo_lightning.core.types import BankSpec
+from zo_lightning.errors import ConfigError
 from zo_lightning.models import load_model
 
 _LABELS = {
@@ -34,7 +35,12 @@ _TRAFFIC = {"dense": "dense", "low_rank": "low_rank", "deferred": "merged", "req
 
 
 def run(bench: Workbench) -> Report:
-    """Measure every stage in turn; all of them train the matrices inside the layers."""
+    """Measure every stage in turn; all of them train the matrices inside the layers.
+
+    Raises:
+        ConfigError: for a backend without a model, other trained parameters, or a bank larger than adapters can be.
+    """
+    _check(bench)
     with ExitStack() as stack:
         backend = stack.enter_context(bench.opened("backend"))
         cases: dict[str, Case] = {**_in_process(bench, backend.dtype), "ragged": Training(bench, backend)}
@@ -47,6 +53,15 @@ def run(bench: Workbench) -> Report:
     for name in ("deferred", "requests"):
         seconds[name] = [step + merge / nu for step, merge in zip(seconds[name], merges, strict=True)]
     return _report(bench, seconds, _gigabytes(bench, backend.dtype, seconds))
+
+
+def _check(bench: Workbench) -> None:
+    backend: Any = bench.make_backend("backend")
+    if not hasattr(backend, "dtype"):
+        raise ConfigError("`zo-bench chain` compares stages of one model: choose `backend=vllm`, `packed` or `dense`")
+    adapter_rank(bench.bank, getattr(torch, backend.dtype))
+    if bench.model.layout.has_vectors:
+        raise ConfigError("every stage of `zo-bench chain` trains linear layers alone: leave `model.trainable=linear`")
 
 
 def _in_process(bench: Workbench, dtype: str) -> dict[str, Case]:

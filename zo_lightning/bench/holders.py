@@ -16,6 +16,8 @@ from zo_lightning.backends.vllm.internals import ADAPTER_RANKS
 from zo_lightning.backends.vllm.stacked import StackedAdapters
 from zo_lightning.bench.counting import ByteCounter
 from zo_lightning.core.bank import LowRankBank
+from zo_lightning.core.types import BankSpec
+from zo_lightning.errors import ConfigError
 
 Probes = Sequence[dict[int, torch.Tensor]]
 
@@ -47,8 +49,7 @@ class OnGpu:
 
     def __init__(self, bank: LowRankBank, weights: Sequence[torch.Tensor], points: int) -> None:
         dtype, device = weights[0].dtype, weights[0].device
-        columns = bank.spec.capacity + (0 if dtype == torch.float32 else bank.spec.rank)  # probes have their own
-        rank = next(rank for rank in ADAPTER_RANKS if rank >= columns)
+        rank = adapter_rank(bank.spec, dtype)
         self._slices = [
             (
                 torch.zeros(points, 1, rank, matrix.cols, dtype=dtype, device=device),
@@ -75,6 +76,26 @@ class OnGpu:
 
     def base_changed(self) -> None:
         """Nothing to do."""
+
+
+def adapter_rank(spec: BankSpec, dtype: torch.dtype) -> int:
+    """Columns of an engine's adapters that hold a bank.
+
+    Raises:
+        ConfigError: if the bank is larger than adapters can be.
+
+    Examples:
+        >>> spec = BankSpec(rank=2, capacity=8)
+        >>> adapter_rank(spec, torch.float32), adapter_rank(spec, torch.float16)
+        (8, 16)
+    """
+    columns = spec.capacity + (0 if dtype == torch.float32 else spec.rank)  # probes have their own
+    if columns > ADAPTER_RANKS[-1]:
+        raise ConfigError(
+            f"a GPU's adapters, whose bytes are counted, have at most {ADAPTER_RANKS[-1]} columns with those of probes: "
+            f"lower `bank.capacity`={spec.capacity}"
+        )
+    return next(rank for rank in ADAPTER_RANKS if rank >= columns)
 
 
 class OnCpu:

@@ -12,13 +12,19 @@ from typing import Any
 
 from zo_lightning.bench.report import Report
 from zo_lightning.bench.workbench import Workbench
-from zo_lightning.errors import EngineError
+from zo_lightning.errors import ConfigError, EngineError
 
 PHASES = ("configuration", "imports", "model and data", "engine start", "first step")
 
 
 def run(bench: Workbench) -> Report:
-    """Start a run several times, the first time to warm the caches of the disk."""
+    """Start a run several times, the first time to warm the caches of the disk.
+
+    Raises:
+        ConfigError: if no start is to count.
+    """
+    if bench.starts < 1:
+        raise ConfigError(f"`starts`={bench.starts} must be at least 1")
     from rich.console import Console
     from rich.progress import track
 

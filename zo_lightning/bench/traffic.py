@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zo_lightning.bench.holders import OnCpu
+import torch
+
+from zo_lightning.bench.holders import OnCpu, adapter_rank
 from zo_lightning.bench.report import Report, bars
 from zo_lightning.bench.state import Moved, count, count_ours, meta_model
 from zo_lightning.bench.workbench import Workbench
@@ -32,8 +34,13 @@ _LABELS = {
 
 
 def run(bench: Workbench) -> Report:
-    """Count the released dense step, the low-rank-perturbation step and ours, which merges or leaves the base alone."""
+    """Count the released dense step, the low-rank-perturbation step and ours, which merges or leaves the base alone.
+
+    Raises:
+        ConfigError: for a bank that is larger than adapters can be.
+    """
     dtype = "bfloat16" if bench.dtype == "auto" else bench.dtype
+    adapter_rank(bench.bank, getattr(torch, dtype))
     parameters, layout = meta_model(bench.config_folder, dtype)
     counted = count(bench.method, parameters, layout, bench.bank)
     passes = dict.fromkeys(counted, sum(p.nbytes for p in parameters.values()))

@@ -36,6 +36,7 @@ SUBCOMMANDS = {
     "bank": "a step's time against the bank's columns and the number of points in a batch",
     "startup": "from the command to the first step: imports, configuration, data, engine",
 }
+OTHERS = frozenset({"dense", "packed"})  # backends that some subcommands compare with
 register()
 
 
@@ -44,7 +45,7 @@ def main() -> None:
     with reported():
         command, rest = split_command(sys.argv[1:])
         if command not in SUBCOMMANDS:
-            raise SystemExit(_explain(command, asked=bool({"-h", "--help"} & set(rest))))
+            raise SystemExit(_explain(command, asked=command is None and bool({"-h", "--help"} & set(rest))))
         sys.argv[1:] = with_override(rest, f"command={command}")
         _main()
 
@@ -99,11 +100,19 @@ def _main(config: DictConfig) -> None:
 def run(config: DictConfig, *, overrides: Sequence[str] = ()) -> None:
     """Measure and publish; fresh processes compose with the same overrides."""
     with reported():
-        if config.rounds < 1 or config.warm_up < 0:
-            raise ConfigError(f"`rounds`={config.rounds} must be at least 1 and `warm_up`={config.warm_up} at least 0")
+        _check(config)
         quiet_libraries()
         report = import_module(f"zo_lightning.bench.{config.command}").run(workbench(config, overrides))
         report.publish(Path(config.paths.output_dir), config.command)
+
+
+def _check(config: DictConfig) -> None:
+    if config.rounds < 1 or config.warm_up < 0:
+        raise ConfigError(f"`rounds`={config.rounds} must be at least 1 and `warm_up`={config.warm_up} at least 0")
+    if unknown := set(config.without) - OTHERS:
+        raise ConfigError(f"`without` has {', '.join(sorted(unknown))}: what can be left out is {sorted(OTHERS)}")
+    if config.data_dir and not Path(config.data_dir).expanduser().is_dir():
+        raise ConfigError(f"`data_dir`={config.data_dir} is not a folder")
 
 
 def workbench(config: DictConfig, overrides: Sequence[str] = ()) -> Workbench:
@@ -111,6 +120,9 @@ def workbench(config: DictConfig, overrides: Sequence[str] = ()) -> Workbench:
     from zo_lightning.bench.workbench import Workbench
     from zo_lightning.cli.session import build_method, prepared_model
     from zo_lightning.core.types import Score
+    from zo_lightning.data import check_batch_sizes
+
+    check_batch_sizes(**config.data)
 
     def make_backend(name: str, **changes: Any) -> Any:
         chosen = config.backend if name == "backend" else config.get(name)
@@ -137,7 +149,7 @@ def workbench(config: DictConfig, overrides: Sequence[str] = ()) -> Workbench:
         starts=config.starts,
         overrides=overrides,
         dtype=config.backend.get("dtype", "auto"),
-        others=frozenset({"dense", "packed"} - set(config.without)),
+        others=OTHERS - set(config.without),
     )
 
 
