@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import copy
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+import zo_lightning.bench
 from zo_lightning.backends.packed import PackedBackend
 from zo_lightning.bench.released import ReleasedLozo
 from zo_lightning.bench.report import Report, bars
@@ -33,29 +34,23 @@ from zo_lightning.core.types import BankSpec, Example, Score, StepRecord
 from zo_lightning.directions import LowRank
 from zo_lightning.estimators import Spsa
 from zo_lightning.models import layout_of
+from zo_lightning.models.layout import load_config
 from zo_lightning.queries import Antithetic
 from zo_lightning.updates import Sgd
 
 BATCH, EPS, LR, WARM_UP, REFRESH_EVERY = 16, 1e-3, 1e-6, 3, 50
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3-14b": {
-        "vocab_size": 151936,
-        "hidden_size": 5120,
-        "intermediate_size": 17408,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-    },
-    "tiny": {
-        "vocab_size": 512,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-    },
+SHAPES: dict[str, Callable[[], Any]] = {
+    "qwen3-14b": lambda: load_config(Path(zo_lightning.bench.__file__).parent / "shapes" / "qwen3-14b"),
+    "tiny": lambda: Qwen3Config(
+        vocab_size=512,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        tie_word_embeddings=False,
+    ),
 }
 
 
@@ -70,7 +65,7 @@ def main() -> None:
         parser.error("--steps must be at least 1")
 
     backend = PackedBackend()
-    config = Qwen3Config(**SHAPES[options.shape], max_position_embeddings=2048, tie_word_embeddings=False)
+    config = SHAPES[options.shape]()
     model = random_model(config, backend.device, getattr(torch, backend.dtype))
     dense = ReleasedLozo(  # before the backend replaces modules
         with_own_modules(model),
@@ -91,7 +86,7 @@ def main() -> None:
     report(options, backend, seconds).publish(options.folder, options.shape)
 
 
-def random_model(config: Qwen3Config, device: torch.device, dtype: torch.dtype) -> Any:
+def random_model(config: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """Normal weights of a usual scale; norms of one."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)

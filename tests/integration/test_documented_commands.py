@@ -53,7 +53,6 @@ ELSEWHERE = {
         "test_candidate_tries.py",
         '"tries", "model=tiny-llama"',
     ),
-    "zo-bench startup": ("test_bench.py", 'measure("startup"'),
     "zo-train direction=rademacher task=comparison": (
         "test_plugins.py",
         '"direction=rademacher", "task=comparison"',

@@ -92,7 +92,7 @@ def adapter_rank(spec: BankSpec, dtype: torch.dtype) -> int:
     columns = spec.capacity + (0 if dtype == torch.float32 else spec.rank)  # probes have their own
     if columns > ADAPTER_RANKS[-1]:
         raise ConfigError(
-            f"a GPU's adapters, whose bytes are counted, have at most {ADAPTER_RANKS[-1]} columns with those of probes: "
+            f"a GPU's adapters, whose bytes are counted, have {ADAPTER_RANKS[-1]} columns at most, probes included: "
             f"lower `bank.capacity`={spec.capacity}"
         )
     return next(rank for rank in ADAPTER_RANKS if rank >= columns)

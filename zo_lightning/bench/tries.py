@@ -11,10 +11,9 @@ from typing import Any
 
 from zo_lightning.backends.vllm import VllmBackend
 from zo_lightning.backends.vllm.rows import row_logprobs
-from zo_lightning.backends.vllm.scoring import trie_nodes
 from zo_lightning.bench.candidates import copa_rows, make_task, record_rows
 from zo_lightning.bench.report import Report, bars
-from zo_lightning.bench.rows import candidate_rows
+from zo_lightning.bench.rows import candidate_rows, real_load
 from zo_lightning.bench.timing import Case, Ratio, measure, ratio_of_medians
 from zo_lightning.bench.workbench import Examples, Workbench
 from zo_lightning.core.types import EvalRequest, Example, Observation, Workload
@@ -88,7 +87,7 @@ def _compare(backend: Any, request: EvalRequest) -> dict[str, Any]:
     scores = [score for of_example in seen.scores for score in of_example]
     return {
         "options": len(scores),
-        "trie_tokens": sum(len(e.prompt) + len(trie_nodes(e)) - 1 for e in request.examples),
+        "trie_tokens": real_load(request.examples).tokens,
         "tokens": seen.tokens,
         "row_tokens": row_tokens,
         "largest_difference": max(abs(a - b) for a, b in zip(scores, means, strict=True)),
