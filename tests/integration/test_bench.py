@@ -20,6 +20,7 @@ from tests.backends import one_thread, prepared
 from tests.command import composer, message, start
 from zo_lightning.backends.packed import PackedBackend
 from zo_lightning.bench import bank, state
+from zo_lightning.bench.candidates import copa_rows, record_rows
 from zo_lightning.bench.counting import ByteCounter
 from zo_lightning.bench.floor import Floor, analytic_overhead, head_shape
 from zo_lightning.bench.holders import OnCpu, OnGpu
@@ -196,8 +197,11 @@ def test_padding_finds_the_tasks_whose_data_are_at_hand(measure: Callable[..., F
     rows = [{"sentence": "good " * (1 + i % 7), "label": i % 2} for i in range(600)]
     for split in ("train", "validation"):
         (tmp_path / f"sst2_{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, made in (("copa", copa_rows(520, seed=0)), ("record", record_rows(520, seed=0, length=60))):
+        for split in ("train", "validation"):
+            (tmp_path / f"{name}_{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
     facts = measure("padding", f"data_dir={tmp_path}")
-    assert set(facts["tasks"]) == {"sentiment", "sst2"}
+    assert set(facts["tasks"]) == {"sentiment", "sst2", "copa", "record"}
     assert all(0 < share["candidates"] < 1 < share["work"] for share in facts["tasks"].values())
 
 
