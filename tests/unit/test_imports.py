@@ -7,7 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 import zo_lightning
 
@@ -149,6 +152,7 @@ main()
     assert text.splitlines()[-1] == "[]"
 
 
+@pytest.mark.skipif(find_spec("scipy") is None, reason="scipy comes with vLLM: without it nothing is put off")
 def test_scipy_is_there_once_it_is_used() -> None:
     """Lightning and transformers import it for nothing that we use; its functions and modules work when called."""
     code = """
