@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
