@@ -163,20 +163,6 @@ def test_a_model_whose_attention_asks_for_more_is_refused() -> None:
 # --- half precision
 
 
-@on_rows(Row("packed", dtype="bfloat16"), Row("packed", "tiny-opt", dtype="bfloat16", trainable="all"))
-def test_half_precision_is_close_to_single(subject: Opened) -> None:
-    oracle = oracle_of(subject.row).reset()
-    eps, slopes = 1e-2, []
-    for step in range(8):
-        key = key_of(step)
-        pairs = [[opened.ask((key, a)).value for a in (eps, -eps)] for opened in (subject, oracle)]
-        slopes.append([(plus - minus) / (2 * eps) for plus, minus in pairs])
-        assert subject.ask().value == pytest.approx(oracle.ask().value, abs=0.02)
-        for opened in (subject, oracle):
-            opened.train(1)
-    assert float(torch.corrcoef(torch.tensor(slopes).T)[0, 1]) > 0.99
-
-
 @on_rows(Row("packed", dtype="bfloat16"))
 def test_half_precision_keeps_what_was_learned_apart_from_the_probe(subject: Opened) -> None:
     """[P | U] with the coefficient on U's side: P is rounded by itself, however small it is beside eps * U."""

@@ -305,23 +305,6 @@ def test_the_engines_own_adapters_give_the_same_answers(
         subject.open()
 
 
-# --- half precision
-
-
-@on_rows(Row("vllm", dtype="bfloat16"))
-def test_half_precision_is_close_to_single(subject: Opened) -> None:
-    oracle = oracle_of(Row("dense")).reset()
-    eps, slopes = 1e-2, []
-    for step in range(8):
-        key = key_of(step)
-        pairs = [[opened.ask((key, a)).value for a in (eps, -eps)] for opened in (subject, oracle)]
-        slopes.append([(plus - minus) / (2 * eps) for plus, minus in pairs])
-        assert subject.ask().value == pytest.approx(oracle.ask().value, abs=0.02)
-        for opened in (subject, oracle):
-            opened.train(1)
-    assert float(torch.corrcoef(torch.tensor(slopes).T)[0, 1]) > 0.99
-
-
 # --- an engine in its own process
 
 

@@ -9,8 +9,9 @@ A adapters. A part is one of the matrices that an engine has fused into one line
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,8 +66,7 @@ def add_low_rank(
         right_CJ.shape[0] <= MAX_COLUMNS
         and output_TO.dtype == input_TI.dtype == torch.float32
         and output_TO.device.type == "cpu"
-        and output_TO.is_contiguous()
-        and input_TI.is_contiguous()
+        and all(tensor.is_contiguous() for tensor in (output_TO, input_TI, right_CJ, left_ACQ))
         and team.libgomp() is not None
     )
     (_in_one_pass if compiled else _by_products)(output_TO, input_TI, right_CJ, left_ACQ, parts, runs)
@@ -104,7 +104,13 @@ def _in_one_pass(
     addresses = [tensor.data_ptr() for tensor in tensors]
     sizes = [size for tensor in tensors for size in tensor.shape]
     tables = [parts.ctypes.data, len(parts), runs.ctypes.data, len(runs)]
-    team.run(_loop, np.array([*addresses, *sizes, *tables], np.int64))
+    team.run(_loop(), np.array([*addresses, *sizes, *tables], np.int64))
+
+
+@functools.cache
+def _loop() -> Any:
+    """Compiled at its first use: its symbols are libgomp's, which not every machine has."""
+    return cfunc(types.void(types.voidptr), cache=CAN_KEEP)(_add_share)
 
 
 @njit(fastmath=True, error_model="numpy", cache=CAN_KEEP)
@@ -137,8 +143,7 @@ def _add_rows(output_TO, input_TI, right_CJ, left_ACQ, parts, runs, first, last)
                         y[k] += g * a[k]
 
 
-@cfunc(types.void(types.voidptr), cache=CAN_KEEP)
-def _loop(arguments):
+def _add_share(arguments):
     a = carray(arguments, (17,), np.int64)
     output_TO = carray(team.pointer(a[0]), (a[4], a[5]), np.float32)
     input_TI = carray(team.pointer(a[1]), (a[6], a[7]), np.float32)

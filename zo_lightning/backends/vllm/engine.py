@@ -154,29 +154,7 @@ class VllmBackend:
             ) from error
         internals.check_version()
         internals.tolerate_llvmlite()
-        # On CPU the factors are kept beside the engine's adapters, which then need no columns.
-        columns = 1 if internals.on_cpu() else bank.capacity + (bank.rank if self.capabilities.probe_columns else 0)
-        settings: dict[str, Any] = {
-            "model": layout.model,
-            "dtype": self.dtype,
-            "max_model_len": limits.max_model_len,
-            "max_num_batched_tokens": limits.max_num_batched_tokens,
-            "kv_cache_memory_bytes": limits.kv_cache_memory_bytes,
-            "block_size": self._block_size,
-            "max_num_seqs": limits.max_num_seqs,
-            "max_logprobs": 256,
-            "enable_lora": True,
-            "max_loras": self.max_points,
-            "max_lora_rank": min(rank for rank in internals.ADAPTER_RANKS if rank >= columns),
-            "lora_target_modules": list(internals.fused_targets(layout)),
-            "enable_prefix_caching": True,
-            "worker_extension_cls": _WORKER,
-            "logits_processors": [] if torch.cuda.is_available() else [FORCED],
-            "enforce_eager": not torch.cuda.is_available(),
-            "use_tqdm_on_load": False,
-            "skip_tokenizer_init": True,  # requests are token ids
-            "seed": 0,
-        }
+        settings = self._settings(layout, limits, bank)
         try:
             self._llm = LLM(**(settings | self._engine_args))
         except Exception as error:  # vLLM raises many kinds for a model or a setting that does not do
@@ -277,6 +255,34 @@ class VllmBackend:
         copies = 0 if torch.cuda.is_available() else 1 + self._fold_stages
         utilization = self._engine_args.get("gpu_memory_utilization", 0.9)
         return fit_engine(layout, workloads, wanted, getattr(torch, self.dtype), num_workers, copies, utilization)
+
+    def _settings(self, layout: Layout, limits: Limits, bank: BankSpec) -> dict[str, Any]:
+        """What the engine is started with, the user's own arguments aside."""
+        from zo_lightning.backends.vllm import internals
+
+        # On CPU the factors are kept beside the engine's adapters, which then need no columns.
+        columns = 1 if internals.on_cpu() else bank.capacity + (bank.rank if self.capabilities.probe_columns else 0)
+        return {
+            "model": layout.model,
+            "dtype": self.dtype,
+            "max_model_len": limits.max_model_len,
+            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "kv_cache_memory_bytes": limits.kv_cache_memory_bytes,
+            "block_size": self._block_size,
+            "max_num_seqs": limits.max_num_seqs,
+            "max_logprobs": 256,
+            "enable_lora": True,
+            "max_loras": self.max_points,
+            "max_lora_rank": min(rank for rank in internals.ADAPTER_RANKS if rank >= columns),
+            "lora_target_modules": list(internals.fused_targets(layout)),
+            "enable_prefix_caching": True,
+            "worker_extension_cls": _WORKER,
+            "logits_processors": [] if torch.cuda.is_available() else [FORCED],
+            "enforce_eager": not torch.cuda.is_available(),
+            "use_tqdm_on_load": False,
+            "skip_tokenizer_init": True,  # requests are token ids
+            "seed": 0,
+        }
 
     def _score(self, requests: Sequence[EvalRequest], wave: Sequence[Point]) -> list[Observation]:
         start = time.perf_counter()
