@@ -18,13 +18,16 @@ PACKAGE = Path(zo_lightning.__file__).parent
 # A part imports from itself and from earlier lines only; parts of one line do not know each other.
 ORDER = (
     ("errors", "deadline", "imports", "kernels"),
-    ("core", "config"),
+    ("core", "config", "supervisor"),
     ("directions", "queries", "estimators", "updates", "models", "tasks", "data"),
     ("backends",),
+    ("checkpoint",),
+    ("failure", "drain"),
     ("optim",),
     ("modules",),
     ("strategies", "export", "bench"),
     ("callbacks",),
+    ("drill",),
     ("cli",),
 )
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
@@ -34,7 +37,7 @@ ONLY_IN = {
     "vllm": ("backends.vllm",),
     "hydra": ("cli", "config"),
     "omegaconf": ("cli", "config"),
-    "lightning": ("imports", "data", "modules", "strategies", "callbacks", "cli"),
+    "lightning": ("imports", "data", "modules", "strategies", "callbacks", "drill", "cli"),
 }
 HEAVY = (
     "torch",
