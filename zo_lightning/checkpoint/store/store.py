@@ -136,6 +136,22 @@ class Store:
         places = ", ".join(shelf.tier.name for shelf in self._shelves)
         raise StoreError(f"there is {wanted} that can be restored in {places}. {_sentences(complaints)}".strip())
 
+    def catch_up(self) -> tuple[str, ...]:
+        """Copy the newest checkpoint to tiers that lack it, since they were away when it was saved.
+
+        Returns:
+            A sentence for everything that failed.
+        """
+        complaints: list[str] = []
+        for step in self._steps(complaints)[-1:]:
+            for shelf in self._shelves:
+                try:
+                    if step not in shelf.steps():
+                        self._copy(step, shelf, complaints)
+                except (OSError, StoreError) as error:
+                    complaints.append(f"{shelf.tier.name} still lacks step {step}: {error}")
+        return tuple(complaints)
+
     def steps(self) -> list[int]:
         """Steps that have a manifest in some tier, oldest first; whether they are sound is not looked at."""
         return self._steps([])
@@ -163,6 +179,11 @@ class Store:
             except StoreError as error:
                 complaints.append(f"step {step} in {holders[0].tier.name}: {error}")
         return None, None
+
+    def _copy(self, step: int, target: Shelf, complaints: list[str]) -> None:
+        source = next(shelf for shelf in self._shelves if shelf is not target and step in shelf.steps())
+        manifest = source.manifest(step)
+        target.save(manifest, partial(self._block, manifest, [source], complaints))
 
     def _block(self, manifest: Manifest, holders: list[Shelf], complaints: list[str], name: str) -> bytes:
         size, bad = manifest.blocks[name], []
