@@ -66,24 +66,39 @@ class Files(Protocol):
 def write_whole(files: Files, path: Path, data: bytes) -> None:
     """Put a file in place whole and durable, or leave what was there: write, sync, rename, sync the folder.
 
-    The file is written beside its target: a rename from another file system would be a copy, which a kill can tear.
-
     Args:
         files: where.
         path: its final name; the folder exists.
         data: its content.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    if beside.name in files.names(path.parent):
-        files.remove(beside)
-    file = files.create(beside)
+    if _beside(path).name in files.names(path.parent):  # of a process that was killed
+        files.remove(_beside(path))
+    place(files, path, data)
+    files.sync_folder(path.parent)
+
+
+def place(files: Files, path: Path, data: bytes) -> None:
+    """Put a file in place whole; its name is durable once its folder is synced.
+
+    The file is written beside its target: a rename from another file system would be a copy, which a kill can tear.
+
+    Raises:
+        OSError: if it cannot be written. What was written is removed, since the disk may be full; what was there stays.
+    """
+    file = files.create(_beside(path))
     try:
         file.write(data)
         file.sync()
-    finally:
+    except OSError:
         file.close()
-    files.replace(beside, path)
-    files.sync_folder(path.parent)
+        files.remove(_beside(path))
+        raise
+    file.close()
+    files.replace(_beside(path), path)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 class LocalFiles:
@@ -137,9 +152,9 @@ class _LocalFile:
         self._descriptor = descriptor
 
     def write(self, data: bytes) -> None:
-        written = os.write(self._descriptor, data)
-        while written < len(data):  # a full disk takes a part and refuses the rest
-            written += os.write(self._descriptor, data[written:])
+        left = memoryview(data)
+        while left:  # a full disk takes a part and refuses the rest
+            left = left[os.write(self._descriptor, left) :]
 
     def sync(self) -> None:
         # Not fdatasync: macOS has none. The length is metadata that either of them makes durable.

@@ -159,7 +159,7 @@ class LowRankBank:
             "num_merged": self.num_merged,
             "latest": self.latest,
             "slots": [list(stage) for stage in self._slots],
-            "left": _copied(self.left_OC),
+            "left": self.left_OC.cpu().clone(),  # column after column as here: a store keeps those that do not change
             "state": [{name: _copied(value) for name, value in state.items()} for state in self._state],
         }
 

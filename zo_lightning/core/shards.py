@@ -79,7 +79,7 @@ def join(snapshots: Sequence[Snapshot], whole: Layout, shards: Sequence[Layout])
     own = [spans(matrix.rows for matrix in shard.matrices) for shard in shards]
 
     def assemble(lefts: Sequence[torch.Tensor]) -> torch.Tensor:
-        joined_OX = lefts[0].new_zeros(whole.num_rows, *lefts[0].shape[1:])
+        joined_OX = lefts[0].new_zeros(lefts[0].shape[1], whole.num_rows).T  # column after column, as the bank has them
         for left_OX, shard, rows in zip(lefts, shards, own, strict=True):
             for matrix, place, here in zip(shard.matrices, places, rows, strict=True):
                 joined_OX[place][_rows(matrix)] = left_OX[here]

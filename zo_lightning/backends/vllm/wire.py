@@ -56,7 +56,7 @@ def read_record(record: Any) -> StepRecord:
 
 
 def pack(value: Any) -> Packed:
-    """Containers with every tensor on the CPU as its type, shape and bytes.
+    """Containers with every tensor on the CPU as its type, shape and bytes; a transposed matrix stays one.
 
     Examples:
         >>> unpack(pack({"left": torch.ones(2, 1), "slots": [[1, 2]]}))
@@ -64,6 +64,8 @@ def pack(value: Any) -> Packed:
                 [1.]]), 'slots': [[1, 2]]}
     """
     if isinstance(value, torch.Tensor):
+        if value.dim() == 2 and not value.is_contiguous():
+            return {"__transposed__": pack(value.T.contiguous())}
         data = value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
         return {"__tensor__": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "data": data}
     if isinstance(value, dict):
@@ -75,6 +77,8 @@ def pack(value: Any) -> Packed:
 
 def unpack(value: Packed) -> Any:
     """Inverse of ``pack``."""
+    if isinstance(value, dict) and "__transposed__" in value:
+        return unpack(value["__transposed__"]).T
     if isinstance(value, dict) and "__tensor__" in value:
         tensor = torch.empty(value["shape"], dtype=getattr(torch, value["__tensor__"]))
         if value["data"]:  # torch.frombuffer refuses an empty one

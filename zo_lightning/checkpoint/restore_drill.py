@@ -1,0 +1,57 @@
+"""Reads checkpoints back and proves that what comes out is what the run held when it saved them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from zo_lightning.checkpoint.store import Loaded, Store, StoreError
+
+log = logging.getLogger(__name__)
+
+
+class RestoreDrill:
+    """A restore as after a crash, without the crash.
+
+    Args:
+        store: of the run.
+        digest_of: the digest of a loaded checkpoint, by the same function that made the live one. It may bring an older
+            snapshot up to its step first.
+
+    Attributes:
+        last_verified_step: the newest step whose restore gave the live digest; none yet.
+        failures: restores that failed or gave another digest.
+    """
+
+    def __init__(self, store: Store, digest_of: Callable[[Loaded], str]) -> None:
+        self._store, self._digest_of = store, digest_of
+        self.last_verified_step: int | None = None
+        self.failures = 0
+
+    def run(self) -> bool:
+        """Restore the newest checkpoint and compare. A failure is counted and logged, never raised as an error.
+
+        Returns:
+            Whether the newest checkpoint is what it should be.
+        """
+        problem = self._problem()
+        if problem:
+            self.failures += 1
+            log.error("restore drill: %s", problem)
+        return problem is None
+
+    def _problem(self) -> str | None:
+        newest = max(self._store.steps(), default=None)
+        if newest is None:
+            return "there is nothing to restore"
+        try:
+            loaded = self._store.load(newest)
+        except StoreError as error:
+            return str(error)
+        for complaint in loaded.complaints:
+            log.warning("restore drill: %s", complaint)
+        restored = self._digest_of(loaded)
+        if restored != loaded.digest:
+            return f"step {newest} comes back as {restored[:16]}, and the run held {loaded.digest[:16]}"
+        self.last_verified_step = newest
+        return None

@@ -1,0 +1,6 @@
+"""The store: checkpoints of plain containers and tensors, verified when loaded, in one or more places."""
+
+from zo_lightning.checkpoint.store.errors import ManifestError, StoreError, UnsupportedTypeError
+from zo_lightning.checkpoint.store.store import Loaded, Receipt, Store
+
+__all__ = ["Loaded", "ManifestError", "Receipt", "Store", "StoreError", "UnsupportedTypeError"]
