@@ -31,7 +31,7 @@ TINY = [
     "trainer.max_steps=6",
     "trainer.val_check_interval=null",
     "trainer.check_val_every_n_epoch=1",
-    "callbacks.checkpoint.every_n_train_steps=2",
+    "checkpoint.every_n_steps=2",
 ]
 Compose = Callable[..., DictConfig]
 

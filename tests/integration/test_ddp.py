@@ -34,7 +34,7 @@ TINY = (
     "trainer.max_steps=8",
     "trainer.val_check_interval=null",
     "trainer.check_val_every_n_epoch=1",
-    "callbacks.checkpoint.every_n_train_steps=3",
+    "checkpoint.every_n_steps=3",
 )
 TWO = "trainer=ddp_sim"
 

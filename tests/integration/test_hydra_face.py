@@ -107,7 +107,7 @@ def test_completion_is_installed_for_the_command(ask: Ask):
 def test_overlays_compose_and_the_command_line_wins(ask: Ask):
     config = OmegaConf.create(ask("experiment=sst2_smollm2", "debug=fdr", "model=tiny-opt", "--cfg", "job"))
     assert config.task.test_sampling == "first"
-    assert config.trainer.fast_dev_run is True and config.callbacks.checkpoint is None
+    assert config.trainer.fast_dev_run is True and config.checkpoint is None
     assert config.model.name == "tiny-opt"
 
 

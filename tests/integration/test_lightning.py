@@ -338,7 +338,7 @@ def test_the_window_is_empty_after_a_step_and_the_run_holds_no_batch(run):
     trainer, module, _ = fit(run, max_steps=3)
     optimizer = trainer.optimizers[0]
     assert not optimizer._requests and not optimizer._observations and optimizer._estimate is None
-    assert module.take_answers() == ((), ())
+    assert module.take_answers() == ((), (), 0)
 
 
 def test_a_fitted_module_trains_on_in_a_new_trainer(run):

@@ -76,7 +76,8 @@ def part_of(module: str) -> str:
 
 def own_imports(file: Path) -> set[str]:
     """The parts of the package that a file imports."""
-    return {name.split(".")[1] for name in imports(file) if name.startswith("zo_lightning.")}
+    parts = {name.split(".")[1] for name in imports(file) if name.startswith("zo_lightning.")}
+    return parts - {"__version__"}
 
 
 def test_every_part_has_its_place() -> None:

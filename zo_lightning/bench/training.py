@@ -15,6 +15,7 @@ from zo_lightning.backends.packed import PackedBackend
 from zo_lightning.backends.vllm import VllmBackend
 from zo_lightning.bench.released import ReleasedLozo
 from zo_lightning.bench.workbench import Workbench
+from zo_lightning.checkpoint.journal import Journal
 from zo_lightning.core.method import Method
 from zo_lightning.core.types import Point
 from zo_lightning.models import load_model
@@ -31,12 +32,21 @@ class Training:
         backend: open.
         method: another than the workbench's.
         directions: searched in each step.
+        journal: of the steps.
     """
 
-    def __init__(self, bench: Workbench, backend: Any, *, method: Method | None = None, directions: int = 1) -> None:
+    def __init__(
+        self,
+        bench: Workbench,
+        backend: Any,
+        *,
+        method: Method | None = None,
+        directions: int = 1,
+        journal: Journal | None = None,
+    ) -> None:
         self._bench, self._backend = bench, backend
         self._method, self._directions = method or bench.method, directions
-        self._step = 0
+        self._step = backend.version
         self.seconds_of_parts: list[defaultdict[str, float]] = []  # of each step; programming by `time_programming`
         self._optimizer = ZOOptimizer(
             [torch.nn.Parameter(torch.zeros((), dtype=torch.int64), requires_grad=False)],
@@ -45,6 +55,7 @@ class Training:
             direction=self._method.direction,
             estimator=self._method.estimator,
         )
+        self._optimizer.journal = journal
 
     def __call__(self, number: int) -> None:
         """One step on the batch of a round."""
@@ -58,7 +69,7 @@ class Training:
         while further := method.query.follow(requests, observations):
             requests, observations = requests + further, observations + backend.evaluate(further)
         with self.timed("estimate"):
-            self._optimizer.collect(requests, observations)
+            self._optimizer.collect(requests, observations, len(examples))
             _ = self._optimizer.estimate
         with self.timed("commit"):
             self._optimizer.step()

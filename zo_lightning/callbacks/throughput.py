@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 
 class Throughput(Callback):
-    """Times every optimizer step, validation excluded."""
+    """Times every optimizer step that is measured: not validation, and not what a journal knows already."""
 
     def __init__(self) -> None:
         self._seconds: list[float] = []
@@ -29,12 +29,18 @@ class Throughput(Callback):
         """Median over the run's batches; 0 before the first."""
         return statistics.median(self._tokens_per_second) if self._tokens_per_second else 0.0
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count from where the run goes on."""
+        self._step = trainer.global_step
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Start the clock."""
         self._started = time.perf_counter()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Add a micro-batch to its step."""
+        if "train/tokens_per_second" not in trainer.callback_metrics:  # from the journal, which comes first
+            return
         self._step_seconds += time.perf_counter() - self._started
         self._tokens_per_second.append(float(trainer.callback_metrics["train/tokens_per_second"]))
         if trainer.global_step != self._step:  # the accumulation window closed

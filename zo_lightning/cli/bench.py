@@ -34,6 +34,7 @@ SUBCOMMANDS = {
     "traffic": "bytes of parameter state that a step moves, counted from the model's config alone",
     "padding": "how much of a padded batch is empty, task by task",
     "bank": "a step's time against the bank's columns and the number of points in a batch",
+    "journal": "seconds in the journal's calls over those of the step, in each mode of durability",
     "startup": "from the command to the first step: imports, configuration, data, engine",
 }
 OTHERS = frozenset({"dense", "packed"})  # backends that some subcommands compare with

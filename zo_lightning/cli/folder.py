@@ -18,9 +18,11 @@ from zo_lightning.errors import ConfigError
 
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 BEST = CHECKPOINT.with_name("best.ckpt")
+STORE = CHECKPOINT.with_name("store")
+JOURNAL = CHECKPOINT.with_name("journal")
 FAILURE = "FAILED"
 _BORN = ("id", "sweep", "job")  # stay when a run goes on
-_TRACES = (CHECKPOINT, Path("results.json"), Path("csv"))  # what only a run leaves behind
+_TRACES = (CHECKPOINT, STORE, JOURNAL, Path("results.json"), Path("csv"))  # what only a run leaves behind
 # What a run trains. The rest says how long, where and how it is shown, and may change when it goes on.
 _IDENTITY = ("seed", "objective", "data", "model", "task", "direction", "query", "estimator", "update")
 
@@ -42,7 +44,8 @@ def resolve_checkpoint(config: DictConfig, root: Path) -> tuple[Path | None, Pat
     """What ``ckpt_path`` means: a file forks, a run's folder goes on in place; ``last`` and ``best`` find them.
 
     Returns:
-        The checkpoint file and the folder to go on in; None where there is none.
+        The checkpoint file or store and the folder to go on in; None where there is none. A folder may hold a journal
+        alone: the run then goes on from it without a checkpoint.
 
     Raises:
         ConfigError: if there is nothing there.
@@ -51,7 +54,7 @@ def resolve_checkpoint(config: DictConfig, root: Path) -> tuple[Path | None, Pat
         return None, None
     if config.ckpt_path == "last":
         folder = _newest(root, identity(config))
-        return folder / CHECKPOINT, folder
+        return newest_checkpoint(folder), folder
     if config.ckpt_path == "best":
         return _newest(root, identity(config), BEST) / BEST, None
     path = Path(config.ckpt_path).expanduser()
@@ -59,10 +62,22 @@ def resolve_checkpoint(config: DictConfig, root: Path) -> tuple[Path | None, Pat
         if not is_zipfile(path):  # as torch writes them
             raise ConfigError(f"`ckpt_path={config.ckpt_path}` cannot be read as a checkpoint: name another")
         return path, None
-    if (path / CHECKPOINT).is_file():
-        return path / CHECKPOINT, path
-    what = f"the folder holds no {CHECKPOINT}" if path.is_dir() else "there is no such file or folder"
+    if is_begun(path):
+        return newest_checkpoint(path), path
+    what = f"the folder holds no {CHECKPOINT} and no journal" if path.is_dir() else "there is no such file or folder"
     raise ConfigError(f"`ckpt_path={config.ckpt_path}`: {what}; name a .ckpt file, a run's folder, `last` or `best`")
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether a run's folder has something to go on from."""
+    return (folder / CHECKPOINT).is_file() or (folder / JOURNAL).is_dir()
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """What to restore first; the journal, where there is one, has the steps behind it."""
+    if any((folder / STORE).glob("manifests/step-*")):
+        return folder / STORE
+    return folder / CHECKPOINT if (folder / CHECKPOINT).is_file() else None
 
 
 def required_checkpoint(config: DictConfig) -> Path:
@@ -138,19 +153,22 @@ def _check_same(folder: Path, config: DictConfig) -> None:
         )
 
 
-def _newest(root: Path, wanted: dict[str, Any], checkpoint: Path = CHECKPOINT) -> Path:
+def _newest(root: Path, wanted: dict[str, Any], checkpoint: Path | None = None) -> Path:
+    """The newest run that trains what is wanted and has this file, or anything to go on from."""
     found = [
         about.parent
         for about in (root / "outputs").glob(f"*/*/{ABOUT}")
-        if (about.parent / checkpoint).is_file() and json.loads(about.read_text())["identity"] == wanted
+        if (is_begun(about.parent) if checkpoint is None else (about.parent / checkpoint).is_file())
+        and json.loads(about.read_text())["identity"] == wanted
     ]
     if not found:
-        hint = "; `callbacks=[default,best_checkpoint]` makes it" if checkpoint == BEST else ""
+        what, hint = ("last", "a checkpoint or a journal"), ""
+        if checkpoint is not None:
+            what, hint = (checkpoint.stem, str(checkpoint)), "; `callbacks=[default,best_checkpoint]` makes it"
         raise ConfigError(
-            f"`ckpt_path={checkpoint.stem}`: no run with this configuration has {checkpoint} under "
-            f"{root / 'outputs'}{hint}"
+            f"`ckpt_path={what[0]}`: no run with this configuration has {what[1]} under {root / 'outputs'}{hint}"
         )
-    return max(found, key=lambda folder: (folder / checkpoint).stat().st_mtime)
+    return max(found, key=lambda folder: max(path.stat().st_mtime for path in folder.rglob("checkpoints/**/*")))
 
 
 def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -209,6 +209,7 @@ def num_steps(config: DictConfig) -> int:
 def build_trainer(config: DictConfig, *callbacks: Callback, loggers: Sequence[Logger] | None = None) -> Trainer:
     """Lightning's trainer with the configured callbacks, further ones, and the given or configured loggers."""
     from lightning.pytorch import seed_everything
+    from lightning.pytorch.callbacks import Checkpoint
 
     from zo_lightning.callbacks.bank_summary import BankSummary
     from zo_lightning.cli.lightning_errors import misconfigurations_named
@@ -217,15 +218,15 @@ def build_trainer(config: DictConfig, *callbacks: Callback, loggers: Sequence[Lo
 
     seed_everything(config.seed, workers=True, verbose=False)
     summary = [BankSummary()] if config.trainer.enable_model_summary else []
+    nodes = [config.checkpoint, *(config.callbacks or {}).values()]
+    all_callbacks = [*(instantiate(node) for node in nodes if node), *callbacks, *summary]
+    saves = any(isinstance(callback, Checkpoint) for callback in all_callbacks)
     with misconfigurations_named():
         trainer: Trainer = instantiate(
             config.trainer,
             max_steps=num_steps(config),
-            callbacks=[
-                *(instantiate(node) for node in (config.callbacks or {}).values() if node),
-                *callbacks,
-                *summary,
-            ],
+            callbacks=all_callbacks,
+            enable_checkpointing=saves,  # else Lightning adds one of its own
             logger=list(build_loggers(config) if loggers is None else loggers) or False,
         )
     if not isinstance(trainer.strategy, ZOStrategyBase):

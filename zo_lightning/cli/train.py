@@ -72,10 +72,10 @@ def _run(config: DictConfig, overrides: Sequence[str], *, sweep: bool = False) -
         config.paths.output_dir = str(folder)
     output = Path(config.paths.output_dir)
     with claimed(output, config, resume=folder is not None, overrides=overrides):
-        return train(config, output, checkpoint)
+        return train(config, output, checkpoint, resume=folder is not None)
 
 
-def train(config: DictConfig, output: Path, checkpoint: Path | None) -> float | None:
+def train(config: DictConfig, output: Path, checkpoint: Path | None, *, resume: bool = False) -> float | None:
     """Train and report. The engine lives as long as this call."""
     quiet_libraries()
     from zo_lightning.cli.config_tree import show_config
@@ -88,7 +88,7 @@ def train(config: DictConfig, output: Path, checkpoint: Path | None) -> float | 
     with recording(loggers, config):
         with all_ranks(config, checkpoint, "train"), session.engine():
             results = measured(session, checkpoint, config.optimized_metric)
-        if checkpoint and not results.seconds_per_step:
+        if (checkpoint or resume) and not results.seconds_per_step:
             log.warning(
                 "no step was left to train: the run is at step %d already, see `trainer.max_steps`", results.steps
             )

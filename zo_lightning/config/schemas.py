@@ -96,6 +96,7 @@ class RunConf:
     scheduler: Any = MISSING
     backend: Any = MISSING
     trainer: Any = MISSING
+    checkpoint: Any = None
     callbacks: Any = field(default_factory=dict)
     logger: Any = field(default_factory=dict)
     paths: Any = MISSING
@@ -261,6 +262,19 @@ class FakeConf:
     max_rank: int = 512
 
 
+@dataclass
+class ResilientCheckpointConf:
+    """Journal and snapshots."""
+
+    _target_: str = MISSING
+    dirpath: str = MISSING
+    fsync: str = "overlapped"
+    every_n_steps: int | None = None
+    keep: int = 2
+    mirrors: list[str] = field(default_factory=list)
+    max_stall: float = 1.0
+
+
 _SCHEMAS = {
     "base_run": RunConf,
     "base_model": ModelConf,
@@ -274,6 +288,7 @@ _SCHEMAS = {
     "base_dense": DenseConf,
     "base_packed": PackedConf,
     "base_fake": FakeConf,
+    "base_resilient_checkpoint": ResilientCheckpointConf,
     "base_extras": ExtrasConf,
 }
 

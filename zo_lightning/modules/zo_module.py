@@ -33,7 +33,7 @@ from zo_lightning.optim.zo_optimizer import ZOOptimizer
 
 log = logging.getLogger(__name__)
 
-Answers = tuple[tuple[EvalRequest, ...], tuple[Observation, ...]]
+Answers = tuple[tuple[EvalRequest, ...], tuple[Observation, ...], int]
 
 
 class ZOModule(LightningModule):
@@ -69,7 +69,7 @@ class ZOModule(LightningModule):
         self.seed, self.num_labels, self.scheduler, self.max_skipped = seed, num_labels, scheduler, max_skipped
         self.version = nn.Parameter(torch.zeros((), dtype=torch.int64), requires_grad=False)
         self.scores = nn.ModuleDict({stage: ScoreMetrics(num_labels) for stage in ("val", "test")})
-        self._answers: Answers = ((), ())
+        self._answers: Answers = ((), (), 0)
         self._kept: dict[str, Any] | None = None  # the bank while the backend is closed
         self._step_end: dict[str, Any] | None = None  # loop progress at the end of the last step
         self._step_end_version = -1
@@ -97,8 +97,8 @@ class ZOModule(LightningModule):
             self.backend.close()
 
     def take_answers(self) -> Answers:
-        """Requests and observations of the last training step, once."""
-        answers, self._answers = self._answers, ((), ())
+        """Requests and observations of the last training step and the number of its examples, once."""
+        answers, self._answers = self._answers, ((), (), 0)
         return answers
 
     def setup(self, stage: str) -> None:
@@ -110,7 +110,16 @@ class ZOModule(LightningModule):
         rank_zero_info(self.extra_repr())
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
-        """Ask all requests of the step; micro-batches of one accumulation window search the same directions."""
+        """Ask all requests of the step; micro-batches of one accumulation window search the same directions.
+
+        Nothing is asked for a step that the journal holds: its loss is the recorded one.
+        """
+        optimizer = cast(ZOOptimizer, self.optimizers(use_pl_optimizer=False))
+        if (entry := optimizer.recorded) is not None:
+            self._answers = ((), (), len(batch.examples))
+            loss = torch.tensor(entry.loss)
+            self.log("train/loss", loss, prog_bar=True, batch_size=len(batch.examples))
+            return loss
         started = time.perf_counter()
         keys = self.method.direction.keys(seed=self.seed, step=self.trainer.global_step)
         requests = self.method.query.plan(keys, batch.examples, self.backend.version, self.objective)
@@ -118,7 +127,7 @@ class ZOModule(LightningModule):
         while further := self.method.query.follow(requests, observations):
             requests, observations = requests + further, observations + self.backend.evaluate(further)
         seconds = time.perf_counter() - started
-        self._answers = (requests, observations)
+        self._answers = (requests, observations, len(batch.examples))
         loss = torch.tensor(math.fsum(o.value for o in observations) / len(observations))
         self.log("train/loss", loss, prog_bar=True, batch_size=len(batch.examples))
         self.log("train/tokens_per_second", sum(o.tokens for o in observations) / seconds, batch_size=1)

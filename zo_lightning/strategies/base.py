@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from zo_lightning.errors import ConfigError, EngineError
 from zo_lightning.modules.zo_module import ZOModule
 from zo_lightning.optim.zo_optimizer import ZOOptimizer
-from zo_lightning.strategies.checkpoint_io import AtomicCheckpointIO
+from zo_lightning.strategies.checkpoint_io import RunCheckpointIO
 from zo_lightning.strategies.refused import check_callbacks
 
 
@@ -44,7 +44,7 @@ class ZOStrategyBase(Strategy):
     def checkpoint_io(self) -> CheckpointIO:
         """A plug-in's, or one that never leaves half a file."""
         if self._checkpoint_io is None:
-            self._checkpoint_io = AtomicCheckpointIO()
+            self._checkpoint_io = RunCheckpointIO()
         return super().checkpoint_io
 
     @checkpoint_io.setter

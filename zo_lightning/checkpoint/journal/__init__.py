@@ -4,5 +4,6 @@ from zo_lightning.checkpoint.journal.journal import Journal
 from zo_lightning.checkpoint.journal.record import Entry
 from zo_lightning.checkpoint.journal.recovery import Recovered, read_journal
 from zo_lightning.checkpoint.journal.segment import Identity
+from zo_lightning.checkpoint.journal.writer import Fsync
 
-__all__ = ["Entry", "Identity", "Journal", "Recovered", "read_journal"]
+__all__ = ["Entry", "Fsync", "Identity", "Journal", "Recovered", "read_journal"]

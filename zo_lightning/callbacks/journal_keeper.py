@@ -1,0 +1,130 @@
+"""How a zeroth-order run is kept: a journal of its steps, and snapshots from which a restart begins."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import asdict
+from typing import TYPE_CHECKING, cast
+
+from lightning.pytorch import LightningModule, Trainer
+
+import zo_lightning
+from zo_lightning.backends.digest import digest_factors
+from zo_lightning.checkpoint.background import BackgroundSaver
+from zo_lightning.checkpoint.journal import Identity, Journal
+from zo_lightning.checkpoint.restore_drill import RestoreDrill
+from zo_lightning.checkpoint.store import Loaded, Store
+from zo_lightning.errors import ConfigError, RankError
+from zo_lightning.modules import ZOModule
+from zo_lightning.modules.checkpoint import KEY
+from zo_lightning.optim.zo_optimizer import ZOOptimizer
+from zo_lightning.strategies.checkpoint_io import SNAPSHOT, RunCheckpointIO
+
+if TYPE_CHECKING:
+    from zo_lightning.callbacks.resilient_checkpoint import ResilientCheckpoint
+
+log = logging.getLogger(__name__)
+
+_PATIENCE = 30.0  # seconds for the last snapshot, at the end of a run
+
+
+class JournalKeeper:
+    """Journals a ``ZOModule``'s steps and takes its snapshots; see ``ResilientCheckpoint``."""
+
+    def __init__(self, settings: ResilientCheckpoint) -> None:
+        self._settings = settings
+        self._journal: Journal | None = None
+        self._saver: BackgroundSaver | None = None
+        self._ended = -1  # version at the end of the last step
+        self._logged: dict[str, float] = {}
+
+    def start(self, trainer: Trainer, module: LightningModule) -> None:
+        """Open the journal, which the module's steps then follow and lengthen, and the store.
+
+        Raises:
+            JournalError: if the journal is another run's, is damaged or is being written by another process.
+        """
+        assert isinstance(module, ZOModule)
+        settings = self._settings
+        optimizer, step = cast(ZOOptimizer, module.optimizers(use_pl_optimizer=False)), trainer.global_step
+        if module.backend.version != step:
+            raise ConfigError(
+                f"the factors have made {module.backend.version} steps before this run, which counts {step}: begin it "
+                "with new ones or with `ckpt_path`, or set `checkpoint=lightning`"
+            )
+        folders = [settings.dirpath / "journal" / f"rank{rank}" for rank in range(trainer.world_size)]
+        own = folders.pop(trainer.global_rank)
+        self._journal = optimizer.journal = Journal(
+            own, _identity(module), fsync=settings.fsync, files=settings.files, peers=folders, snapshot=step
+        )
+        if self._journal.last_step >= step:
+            log.info("the journal holds every step up to %d: none of them is made again", self._journal.last_step + 1)
+        store = Store([settings.dirpath / "store", *settings.mirrors], keep=settings.keep, files=settings.files)
+        self._saver = BackgroundSaver(store, drill=RestoreDrill(store, _digest), patience=settings.max_stall)
+        io = cast(RunCheckpointIO, trainer.strategy.checkpoint_io)
+        io.store, io.saver = store, self._saver
+
+    def step_end(self, trainer: Trainer, module: LightningModule) -> None:
+        """Take a snapshot where one is due, and log what changed."""
+        assert isinstance(module, ZOModule) and self._journal is not None
+        version = module.backend.version
+        if version == self._ended:  # the window is still open
+            return
+        self._ended = version
+        if version % (self._settings.every_n_steps or module.method.direction.refresh_every) == 0:
+            self._compare_ranks(trainer)
+            self._snapshot(trainer, version)
+        if (status := self.status()) != self._logged:
+            self._logged = status
+            module.log_dict({f"checkpoint/{name}": value for name, value in status.items()}, batch_size=1)
+
+    def finish(self, trainer: Trainer, module: LightningModule) -> None:
+        """Take the last snapshot, and wait until it is written or time is up."""
+        assert isinstance(module, ZOModule) and self._saver is not None
+        if module.backend.version:
+            self._snapshot(trainer, module.backend.version)
+        self._saver.drain(_PATIENCE)
+
+    def close(self) -> None:
+        """Close journal and store."""
+        if self._saver is not None:
+            self._saver.close(_PATIENCE)
+        if self._journal is not None:
+            self._journal.close()
+
+    def status(self) -> dict[str, float]:
+        """Counts of the saver, and the last step whose snapshot was read back."""
+        status = asdict(self._saver.status()) if self._saver is not None else {}
+        return {name: float(value) for name, value in status.items() if value is not None}
+
+    def _snapshot(self, trainer: Trainer, version: int) -> None:
+        # On every rank: Lightning's rule, though one alone writes.
+        trainer.save_checkpoint(self._settings.dirpath / f"step{version:08d}{SNAPSHOT}", weights_only=False)
+
+    def _compare_ranks(self, trainer: Trainer) -> None:
+        """Ranks whose journals part would end with different factors; the chain tells it in four bytes."""
+        assert self._journal is not None
+        if trainer.world_size == 1:
+            return
+        chains = trainer.strategy.ranks.gather("journal", self._journal.chain)  # type: ignore[attr-defined]
+        if len(set(chains)) > 1:
+            raise RankError(
+                f"the ranks' journals differ at step {trainer.global_step}: their steps are not the same any more. "
+                "`ckpt_path=<run folder>` goes on from the steps that they share"
+            )
+
+
+def _identity(module: ZOModule) -> Identity:
+    matrices = [(m.name, m.rows, m.cols, m.vector) for m in module.layout.matrices]
+    return Identity(
+        method=module.method.digest,
+        base=module.model_digest,
+        layout=hashlib.sha256(repr(matrices).encode()).hexdigest()[:16],
+        seed=module.seed,
+        code=zo_lightning.__version__,
+    )
+
+
+def _digest(loaded: Loaded) -> str:
+    return digest_factors(loaded.tree[KEY]["bank"])

@@ -1,0 +1,124 @@
+"""Checkpoints that a dead process cannot take with it, in the way that fits what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+
+from zo_lightning.checkpoint.files import Files, LocalFiles
+from zo_lightning.checkpoint.journal import Fsync
+from zo_lightning.errors import ConfigError
+from zo_lightning.modules import ZOModule
+
+
+class Keeper(Protocol):
+    """How one kind of training is kept."""
+
+    def start(self, trainer: Trainer, module: LightningModule) -> None:
+        """Take over what an earlier process left; the checkpoint that training begins from is restored."""
+        ...
+
+    def step_end(self, trainer: Trainer, module: LightningModule) -> None:
+        """A batch has ended, and a step with it or not."""
+        ...
+
+    def finish(self, trainer: Trainer, module: LightningModule) -> None:
+        """Training has come to its end: keep that."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back. Idempotent."""
+        ...
+
+    def status(self) -> dict[str, float]:
+        """What there is to log."""
+        ...
+
+
+class ResilientCheckpoint(Checkpoint):
+    """Keeps a run through the death of its processes.
+
+    A zeroth-order run gets a journal, which loses no acknowledged step, and snapshots of its factors, from which
+    a restart begins. It logs ``checkpoint/...`` with every snapshot: saves that failed or were left out, and the step
+    of the last snapshot that was read back and found equal to what the run held.
+
+    Args:
+        dirpath: where ``journal/`` and ``store/`` go.
+        fsync: what a power loss may take: ``none`` (any step not yet on the disk), ``overlapped`` (the last one),
+            ``sync`` (no step).
+        every_n_steps: steps between two snapshots; by default one at the end of each of the direction's stages.
+        keep: snapshots that stay.
+        mirrors: further places for snapshots, paths or fsspec URLs.
+        max_stall: seconds that a slow disk may hold training up for one snapshot, which is then left out.
+        files: the file system.
+
+    Raises:
+        ConfigError: for a setting that is not one of these.
+    """
+
+    def __init__(
+        self,
+        dirpath: str | Path,
+        *,
+        fsync: Fsync = "overlapped",
+        every_n_steps: int | None = None,
+        keep: int = 2,
+        mirrors: Sequence[str] = (),
+        max_stall: float = 1.0,
+        files: Files | None = None,
+    ) -> None:
+        if fsync not in get_args(Fsync):
+            raise ConfigError(f"`checkpoint.fsync`={fsync}: choose one of {', '.join(get_args(Fsync))}")
+        for key, value in (("every_n_steps", every_n_steps), ("keep", keep)):
+            if value is not None and value < 1:
+                raise ConfigError(f"`checkpoint.{key}`={value}: it must be at least 1")
+        if not max_stall > 0:
+            raise ConfigError(f"`checkpoint.max_stall`={max_stall}: it must be more than 0 seconds")
+        self.dirpath, self.fsync, self.every_n_steps = Path(dirpath), fsync, every_n_steps
+        self.keep, self.mirrors, self.max_stall = keep, tuple(mirrors), max_stall
+        self.files = files or LocalFiles()
+        self._keeper: Keeper | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take over what an earlier process left."""
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        self._keeper = self._keeper_of(pl_module)
+        self._keeper.start(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Keep the step, if one has ended."""
+        if self._keeper is not None:
+            self._keeper.step_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the end."""
+        if self._keeper is not None:
+            self._keeper.finish(trainer, pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """What is written is enough: give everything back."""
+        self._close()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Give everything back."""
+        self._close()
+
+    def status(self) -> dict[str, float]:
+        """What the running or last training has kept."""
+        return self._keeper.status() if self._keeper is not None else {}
+
+    def _keeper_of(self, module: LightningModule) -> Keeper:
+        if isinstance(module, ZOModule):
+            from zo_lightning.callbacks.journal_keeper import JournalKeeper
+
+            return JournalKeeper(self)
+        raise ConfigError(f"`checkpoint=resilient` cannot keep a {type(module).__name__}: set `checkpoint=lightning`")
+
+    def _close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.close()
