@@ -294,7 +294,7 @@ def test_a_process_that_was_replaced_is_stopped(tmp_path: Path, fsync: str) -> N
     new.append(entry(4))
     new.close()
     found = read_journal(tmp_path)
-    assert same(found.entries, 5) and "written again by a later process" in str(found.problems)
+    assert same(found.entries, 5) and "a later process went on before them" in str(found.problems)
 
 
 def test_two_processes_that_both_have_written_nothing(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_a_file_that_cannot_be_synced_is_left(tmp_path: Path, fsync: str, number
     for step in range(6):
         journal.append(entry(step))
     journal.close()
-    first, second = segments(tmp_path)
+    first, _ = segments(tmp_path)
     assert files.synced.count(first) == number  # never again after its failure
     data = bytearray(first.read_bytes())
     data[HEADER_BYTES + (number - 1) * SHORTEST :] = bytes(SHORTEST)  # what such a disk may leave
@@ -357,7 +357,7 @@ def test_a_disk_that_syncs_nothing_ends_the_run(tmp_path: Path) -> None:
     journal = Journal(tmp_path, IDENTITY, fsync="sync", files=failing_syncs(*range(2, 99)))
     journal.append(entry(0))
     for step in (1, 1):
-        with pytest.raises(JournalError, match="could not be written to the journal: .*go"):
+        with pytest.raises(JournalError, match="could not be written to the journal"):
             journal.append(entry(step))
     journal.close()
     assert list(read_journal(tmp_path).entries) in ([0], [0, 1])
@@ -390,7 +390,7 @@ def test_a_full_disk_leaves_every_step_before(tmp_path: Path, fsync: str) -> Non
             return None if left[0] >= 0 else max(left[0] + len(data), 0)
 
         journal = Journal(folder, IDENTITY, fsync=fsync, files=FaultyFiles(write=write))  # type: ignore[arg-type]
-        with pytest.raises(JournalError, match="no space left on the disk.*free some, and `ckpt_path=<run folder>`"):
+        with pytest.raises(JournalError, match=r"no space left on the disk.*free some, and `ckpt_path=<run folder>`"):
             for step in steps_of(0):
                 journal.append(step)
         with pytest.raises(JournalError, match="no space left"):
