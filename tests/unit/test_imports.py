@@ -25,7 +25,7 @@ ORDER = (
     ("failure", "drain"),
     ("optim",),
     ("modules",),
-    ("strategies", "export", "bench"),
+    ("strategies", "export", "bench", "replay"),
     ("callbacks",),
     ("drill",),
     ("cli",),

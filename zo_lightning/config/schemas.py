@@ -129,6 +129,17 @@ class BenchConf(RunConf):
 
 
 @dataclass
+class ReplayConf(ExportConf):
+    """The root of a replay: what a run is, which step of it, and what to make of that."""
+
+    command: str = MISSING
+    other: str | None = None
+    start: str | None = None
+    step: int | None = None
+    without: list[int] = field(default_factory=list)
+
+
+@dataclass
 class ModelConf:
     """A language model; ``path`` is a local folder or a name on the hub."""
 
@@ -300,6 +311,7 @@ def register() -> None:
     for name, node in _SCHEMAS.items():
         store.store(name=name, node=node, provider="zo_lightning")
     store.store(name="base_export", node=_on_top(ExportConf, RunConf), provider="zo_lightning")
+    store.store(name="base_replay", node=_on_top(ReplayConf, RunConf), provider="zo_lightning")
     store.store(name="base_bench", node=_on_top(BenchConf, RunConf), provider="zo_lightning")
 
 

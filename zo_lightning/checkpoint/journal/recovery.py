@@ -12,7 +12,7 @@ highest incarnation. Bytes that are no record, and records that are not in the c
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,11 +71,12 @@ def read_journal(
     folders = [[*_segments(files, place)] for place in (folder, *peers)]
     segments = [segment for found in folders for segment in found]
     identity = _one_identity(segments)
-    chain = _chain(segments)
+    after = _by_predecessor(segments)
+    chain, linked = _chain(after), _linked(after)
     problems: list[str] = []
     fatal: list[str] = []
     for segment in segments:
-        for sentence, resolved in _judged(segment, chain, snapshot):
+        for sentence, resolved in _judged(segment, chain, linked, snapshot):
             (problems if resolved else fatal).append(sentence)
     if fatal:
         raise JournalError("; ".join([*fatal, *problems]) + f". {_WAY_OUT}")
@@ -124,11 +125,26 @@ def check_identity(found: Identity, wanted: Identity, path: Path) -> None:
         )
 
 
-def _chain(segments: Sequence[Segment]) -> list[Stored]:
+def _by_predecessor(segments: Sequence[Segment]) -> Mapping[Place, Sequence[Stored]]:
     after: dict[Place, list[Stored]] = defaultdict(list)
     for segment in segments:
         for stored in segment.records:
             after[stored.before].append(stored)
+    return after
+
+
+def _linked(after: Mapping[Place, Sequence[Stored]]) -> set[Place]:
+    """All records that go back to the run's beginning, also those that another has taken the place of."""
+    linked: set[Place] = set()
+    places = [START]
+    while places:
+        following = {(stored.step, stored.checksum) for stored in after.get(places.pop(), ())} - linked
+        linked |= following
+        places += following
+    return linked
+
+
+def _chain(after: Mapping[Place, Sequence[Stored]]) -> list[Stored]:
     chain: list[Stored] = []
     place = START
     while candidates := after.get(place):
@@ -144,13 +160,13 @@ def _chain(segments: Sequence[Segment]) -> list[Stored]:
     return chain
 
 
-def _judged(segment: Segment, chain: Sequence[Stored], snapshot: int) -> Iterator[tuple[str, bool]]:
+def _judged(segment: Segment, chain: Sequence[Stored], linked: set[Place], snapshot: int) -> Iterator[tuple[str, bool]]:
     """Sentences about what is wrong with a segment, and whether nothing is lost by it."""
     end = max(chain[-1].step if chain else -1, snapshot - 1)
     for defect in segment.defects:
         known = defect.last_step is not None and defect.last_step <= end
         yield _sentence(segment.path, defect, known=known), defect.torn or known
-    yield from _astray(segment, chain, snapshot)
+    yield from _astray(segment, chain, linked, snapshot)
 
 
 def _sentence(path: Path, defect: Defect, *, known: bool) -> str:
@@ -163,7 +179,7 @@ def _sentence(path: Path, defect: Defect, *, known: bool) -> str:
     )
 
 
-def _astray(segment: Segment, chain: Sequence[Stored], snapshot: int) -> Iterator[tuple[str, bool]]:
+def _astray(segment: Segment, chain: Sequence[Stored], linked: set[Place], snapshot: int) -> Iterator[tuple[str, bool]]:
     """Records that the chain has no place for: replaced by a later process, or cut off from it."""
     by_step = {stored.step: stored.checksum for stored in chain}
     newest = max((stored.incarnation for stored in chain), default=0)
@@ -172,10 +188,15 @@ def _astray(segment: Segment, chain: Sequence[Stored], snapshot: int) -> Iterato
     for stored in segment.records:
         if by_step.get(stored.step) == stored.checksum:
             continue
-        later = stored.incarnation < newest and stored.step <= chain[-1].step
+        later = (stored.step, stored.checksum) in linked or (
+            stored.incarnation < newest and stored.step <= chain[-1].step
+        )
         (replaced if later or stored.step < snapshot else lost).append(stored.step)
     if replaced:
-        yield f"{segment.path}: {_range(replaced[0], replaced[-1])} were written again by a later process", True
+        yield (
+            f"{segment.path}: {_range(replaced[0], replaced[-1])} do not count: a later process went on before them",
+            True,
+        )
     if lost:
         yield f"{segment.path}: {_range(lost[0], lost[-1])} do not continue any record that is left", False
 

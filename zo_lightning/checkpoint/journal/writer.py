@@ -54,7 +54,7 @@ class Writer:
         self._unsynced: list[tuple[int, bytes]] = []
         self._pool = ThreadPoolExecutor(1, "journal")
         self._pending: Future[None] | None = None
-        self._broken: str | None = None
+        self._broken: JournalError | None = None  # why nothing more is written
 
     def write(self, step: int, raw: bytes, shift: int) -> None:
         """Append a record.
@@ -80,12 +80,12 @@ class Writer:
     def settle(self) -> None:
         """Wait until what was written is on the disk; a file that cannot be synced is given up for a new one."""
         if self._broken:
-            raise JournalError(self._broken)
+            raise self._broken
         if self._pending is None:
             return
         error = self._pending.exception()
         if error is not None and not isinstance(error, OSError):
-            raise error  # and so at every later call
+            raise error
         self._pending = None
         if error is not None:
             self._write_again(error)
@@ -157,28 +157,29 @@ class Writer:
     def _check_not_stale(self) -> None:
         newest = max(filter(None, map(place_of, self._files.names(self._folder))))[0]
         if newest > self._incarnation:
-            raise StaleIncarnationError(
+            self._broken = StaleIncarnationError(
                 f"{self._folder}: process {newest} of this run has taken over from this one, number "
                 f"{self._incarnation}: its steps count, and this process ends"
             )
+            raise self._broken
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            self._broken = _why(self._folder, error)
-            if isinstance(error, FileExistsError):
-                raise StaleIncarnationError(self._broken) from error
-            raise JournalError(self._broken) from error
+            self._broken = _refusal(self._folder, error)
+            raise self._broken from error
 
 
-def _why(folder: Path, error: OSError) -> str:
+def _refusal(folder: Path, error: OSError) -> JournalError:
     if isinstance(error, FileExistsError):
-        return f"{folder}: another process of this run writes here ({error.filename}): its steps count, this one ends"
+        return StaleIncarnationError(
+            f"{folder}: another process of this run writes here ({error.filename}): its steps count, this one ends"
+        )
     out = "free some" if error.errno == errno.ENOSPC else "mend or replace the disk"
     what = "no space left on the disk" if error.errno == errno.ENOSPC else str(error)
-    return (
+    return JournalError(
         f"{folder}: a step could not be written to the journal: {what}. All earlier ones are in it: {out}, and "
         "`ckpt_path=<run folder>` goes on after them"
     )

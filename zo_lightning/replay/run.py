@@ -1,0 +1,121 @@
+"""What a run's folder holds to rebuild it from: journals of its ranks, checkpoints, snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zo_lightning.checkpoint.journal import Entry, Recovered, read_journal
+from zo_lightning.checkpoint.store import Store
+from zo_lightning.errors import ConfigError
+from zo_lightning.modules.checkpoint import KEY
+
+JOURNALS = Path("checkpoints") / "journal"
+STORE = Path("checkpoints") / "store"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """A checkpoint file or a snapshot of the store.
+
+    Args:
+        step: steps that it holds.
+        name: as it is shown.
+        load: reads all of it, the tree of a Lightning checkpoint.
+    """
+
+    step: int
+    name: str
+    load: Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run as it was recorded.
+
+    Args:
+        folder: of the run.
+        recovered: the first rank's journal, with what the others have of it.
+        saved: checkpoints and snapshots, by step.
+    """
+
+    folder: Path
+    recovered: Recovered
+    saved: tuple[Saved, ...]
+
+    @property
+    def entries(self) -> Mapping[int, Entry]:
+        """Its steps."""
+        return self.recovered.entries
+
+    @property
+    def num_steps(self) -> int:
+        """Steps until the journal's end."""
+        return max(self.entries, default=-1) + 1
+
+
+def read_run(folder: Path, *, start: Path | None = None) -> Run:
+    """Read a run's journals, and find its checkpoints and snapshots.
+
+    Args:
+        folder: of the run.
+        start: the checkpoint that the run was forked from, where the folder holds none of its first steps.
+
+    Raises:
+        ConfigError: if there is no journal.
+        JournalError: if it is damaged.
+    """
+    ranks = rank_folders(folder)
+    if not ranks:
+        raise ConfigError(
+            f"{folder} has no journal under {JOURNALS}: name the folder of a run that was trained with "
+            "`checkpoint=resilient`"
+        )
+    recovered = read_journal(ranks[0], peers=ranks[1:])
+    files = [*([start] if start else []), *sorted((folder / JOURNALS.parent).glob("*.ckpt"))]
+    saved = [*map(_file, files), *_snapshots(folder / STORE)]
+    return Run(folder=folder, recovered=recovered, saved=tuple(sorted(saved, key=lambda found: found.step)))
+
+
+def rank_folders(folder: Path) -> list[Path]:
+    """Folders of the ranks' journals, the first rank's first."""
+    found = [path for path in (folder / JOURNALS).glob("rank*") if path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("rank")))
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint file of ours.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError) as error:
+        raise ConfigError(f"{path} cannot be read as a checkpoint: {error}") from error
+    if KEY not in checkpoint:
+        raise ConfigError(f"{path} is not a checkpoint of zo_lightning")
+    return checkpoint
+
+
+def _file(path: Path) -> Saved:
+    return Saved(
+        step=load_checkpoint(path)[KEY]["bank"]["version"], name=str(path), load=partial(load_checkpoint, path)
+    )
+
+
+def _snapshots(folder: Path) -> list[Saved]:
+    if not folder.is_dir():
+        return []
+    store = Store([folder])
+    return [Saved(step=step, name=f"{folder} step {step}", load=partial(_tree, store, step)) for step in store.steps()]
+
+
+def _tree(store: Store, step: int) -> dict[str, Any]:
+    tree: dict[str, Any] = store.load(step).tree
+    return tree

@@ -1,0 +1,69 @@
+"""A whole run held against itself: every rank's journal, and every checkpoint against its replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zo_lightning.backends.digest import digest_factors
+from zo_lightning.checkpoint.journal import read_journal
+from zo_lightning.errors import ZOError
+from zo_lightning.modules.checkpoint import KEY
+from zo_lightning.replay.rebuild import Replay
+from zo_lightning.replay.run import Run, Saved, rank_folders
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One thing that was verified."""
+
+    what: str
+    steps: int
+    found: str
+    good: bool
+
+
+def verify(run: Run, replay: Replay) -> Iterator[Line]:
+    """Verify a run; the replay goes over all of it.
+
+    Args:
+        run: the run.
+        replay: of it, not begun.
+    """
+    yield from _journals(run)
+    for saved in run.saved:
+        if saved.step <= run.num_steps:
+            yield _snapshot(saved, replay)
+    replay.reach(run.num_steps)
+
+
+def _journals(run: Run) -> Iterator[Line]:
+    chain = run.recovered.chain
+    for folder in rank_folders(run.folder):
+        try:
+            alone = read_journal(folder)
+        except ZOError as error:
+            yield Line(what=folder.name, steps=0, found=str(error), good=False)
+            continue
+        same = [s.checksum for s in alone.chain] == [s.checksum for s in chain[: len(alone.chain)]]
+        behind = len(chain) - len(alone.chain)
+        found = [
+            f"{len(alone.segments)} segments",
+            *(["parts from the first rank's"] if not same else []),
+            *([f"{behind} steps behind"] if same and behind else []),
+            *alone.problems,
+        ]
+        yield Line(what=folder.name, steps=len(alone.entries), found="; ".join(found), good=same)
+
+
+def _snapshot(saved: Saved, replay: Replay) -> Line:
+    try:
+        kept = digest_factors(saved.load()[KEY]["bank"])
+    except ZOError as error:
+        return Line(what=saved.name, steps=saved.step, found=str(error), good=False)
+    replay.reach(saved.step)
+    if replay.begun_from == saved:
+        found = "no step before it is in the journal: replay begins here"
+    else:
+        found = "equal to its replay, bit for bit" if kept == replay.digest else "differs from its replay"
+    return Line(what=saved.name, steps=saved.step, found=found, good=kept == replay.digest)
