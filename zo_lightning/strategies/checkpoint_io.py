@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
+from zo_lightning.checkpoint.files import LocalFiles, write_whole
+
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the target, flushes it to the disk and renames: a full disk leaves the old file as it was.
+    """Writes beside the target, syncs, renames and syncs the folder: a full disk leaves the old file as it was.
 
     Lightning's own writer stages in the system's temporary folder and copies from there, which is not atomic where that
     is another file system.
@@ -29,14 +30,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
         buffer = io.BytesIO()  # writing to a file, torch reports a full disk as a RuntimeError
         torch.save(checkpoint, buffer)
-        try:
-            with temporary.open("wb") as file:
-                file.write(buffer.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(LocalFiles(), target, buffer.getvalue())
