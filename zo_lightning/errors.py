@@ -17,6 +17,14 @@ class StaleVersionError(ZOError):
     """A request names a parameter version that the backend no longer holds."""
 
 
+class JournalError(ZOError):
+    """A run's journal is damaged, of another run, or cannot be written; the message names the file and the way out."""
+
+
+class StaleIncarnationError(JournalError):
+    """Another process has taken over the run, so this one must not write to its journal any more."""
+
+
 class EngineError(ZOError):
     """The inference engine died or behaves unlike a supported version."""
 
