@@ -6,11 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.journals import IDENTITY, entry
 from tests.stores import same, small_tree
 from zo_lightning.checkpoint.files import write_whole
+from zo_lightning.checkpoint.journal import Journal, read_journal
+from zo_lightning.checkpoint.journal.record import SHORTEST
+from zo_lightning.checkpoint.journal.segment import HEADER_BYTES
 from zo_lightning.checkpoint.store import Store, StoreError
 from zo_lightning.drill.crash_images import crash_images, materialise
 from zo_lightning.drill.trace import RecordingFiles
+from zo_lightning.errors import JournalError
 
 
 def contents(trace, name):
@@ -24,6 +29,15 @@ def write(files, path, data, *, sync):
     if sync:
         file.sync()
     file.close()
+
+
+def materialised(images, parent):
+    """Each image, and a folder like it."""
+    for number, image in enumerate(images.images):
+        folder = parent / str(number)
+        folder.mkdir()
+        materialise(image, folder)
+        yield image, folder
 
 
 @pytest.fixture
@@ -96,21 +110,18 @@ def test_above_the_cap_a_sample_is_drawn(tmp_path, files):
 
 
 def test_every_state_of_a_save_loads_what_was_promised(tmp_path):
-    """First save, second, and retention in between: no step is lost that ``save`` has returned, no other tree comes."""
+    """First save, second, and retention of one: no step is lost that ``save`` has returned, no other tree comes."""
     root = tmp_path / "root"
     root.mkdir()
     files = RecordingFiles(root)
     store = Store([root / "store"], keep=1, files=files)
-    for step in (1, 2, 3):
+    for step in (1, 2):
         store.save(step, small_tree(step), f"digest {step}")
         files.promise(str(step))
     images = crash_images(files.trace())
     assert images.exhaustive and len(images.images) > 1000
-    loaded_steps = set()
-    for number, image in enumerate(images.images):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        materialise(image, folder)
+    ahead = set()
+    for image, folder in materialised(images, tmp_path):
         promised = int(image.promised[-1]) if image.promised else 0
         try:
             loaded = Store([folder / "store"]).load()
@@ -119,8 +130,51 @@ def test_every_state_of_a_save_loads_what_was_promised(tmp_path):
             continue
         assert loaded.step >= promised and loaded.digest == f"digest {loaded.step}"
         assert same(loaded.tree, small_tree(loaded.step))
-        loaded_steps.add(loaded.step - promised)
-    assert loaded_steps == {0, 1}
+        ahead.add(loaded.step - promised)
+    assert ahead == {0, 1}
+
+
+def recovered(folder):
+    """The steps of a journal, which are the first of the run and as they were written; none if it refuses."""
+    try:
+        entries = dict(read_journal(folder).entries)
+    except JournalError:
+        return None
+    assert repr(entries) == repr({step: entry(step) for step in range(len(entries))})
+    return len(entries)
+
+
+def journal_images(root, mode, cap):
+    """Two processes write five steps, in files of two."""
+    root.mkdir()
+    files = RecordingFiles(root)
+    for steps in (range(3), range(3, 5)):
+        journal = Journal(
+            root / "journal", IDENTITY, fsync=mode, files=files, segment_bytes=HEADER_BYTES + 2 * SHORTEST
+        )
+        for step in steps:
+            journal.append(entry(step))
+            files.promise(str(step + 1))
+        journal.close()
+    return crash_images(files.trace(), cap=cap)
+
+
+@pytest.mark.parametrize("mode, promise", [("overlapped", 1), ("sync", 0)])
+def test_every_state_of_a_journal_recovers_what_was_promised(tmp_path, mode, promise):
+    images = journal_images(tmp_path / "root", mode, cap=100_000)
+    assert images.exhaustive and len(images.images) > 1000
+    lost = set()
+    for image, folder in materialised(images, tmp_path):
+        steps = recovered(folder / "journal")
+        assert steps is not None
+        lost.add(max(0, int(image.promised[-1]) - steps) if image.promised else 0)
+    assert lost == set(range(promise + 1))
+
+
+def test_a_journal_without_syncs_recovers_right_steps_or_refuses(tmp_path):
+    images = journal_images(tmp_path / "root", "none", cap=500)
+    found = {recovered(folder / "journal") for _, folder in materialised(images, tmp_path)}
+    assert 0 in found and len(found) > 3
 
 
 def test_a_state_after_a_crash_takes_the_next_save(tmp_path):
@@ -131,10 +185,7 @@ def test_a_state_after_a_crash_takes_the_next_save(tmp_path):
     store.save(1, small_tree(1), "")
     store.save(2, small_tree(2), "")
     images = crash_images(files.trace(), cap=40)
-    for number, image in enumerate(images.images):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        materialise(image, folder)
+    for _, folder in materialised(images, tmp_path):
         store = Store([folder / "store"], keep=1)
         store.save(3, small_tree(3), "")
         assert store.steps() == [3] and all(row.steps == (3,) and not row.problem for row in store.verify())
