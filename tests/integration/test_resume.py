@@ -3,7 +3,6 @@ import math
 import os
 import signal
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -231,10 +230,10 @@ def test_a_refused_resume_keeps_the_file_it_came_from(run, changes):
 def test_a_full_disk_keeps_the_earlier_file_and_says_so(run, monkeypatch, caplog):
     (run.root / "last.ckpt").write_bytes(b"earlier")
 
-    def full(descriptor):
+    def full(file):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("zo_lightning.strategies.checkpoint_io.os", SimpleNamespace(fsync=full, getpid=os.getpid))
+    monkeypatch.setattr("zo_lightning.checkpoint.files._LocalFile.sync", full)
     with pytest.raises(SystemExit):
         fit(run, callbacks=[InterruptCheckpoint(run.root), At(6, ctrl_c)])
     assert (run.root / "last.ckpt").read_bytes() == b"earlier"

@@ -63,6 +63,16 @@ class Files(Protocol):
         ...
 
 
+def make_folders(files: Files, path: Path) -> None:
+    """Make a folder and the parents it lacks, and return when all their names are durable."""
+    path = path.absolute()
+    missing = [folder for folder in (path, *path.parents[:-1]) if folder.name not in files.names(folder.parent)]
+    files.make_folder(path)
+    # Its own name in any case: the process that made it may have been killed before it was durable.
+    for parent in dict.fromkeys([path.parent, *(folder.parent for folder in missing)]):
+        files.sync_folder(parent)
+
+
 def write_whole(files: Files, path: Path, data: bytes) -> None:
     """Put a file in place whole and durable, or leave what was there: write, sync, rename, sync the folder.
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from filelock import FileLock, Timeout
 
-from zo_lightning.checkpoint.files import Files, LocalFiles
+from zo_lightning.checkpoint.files import Files, LocalFiles, make_folders
 from zo_lightning.checkpoint.journal.record import Entry, decode, encode
 from zo_lightning.checkpoint.journal.recovery import START, check_identity, read_journal
 from zo_lightning.checkpoint.journal.repair import catch_up
@@ -57,7 +57,7 @@ class Journal:
     ) -> None:
         files = files or LocalFiles()
         self.folder, self._snapshot = folder, snapshot
-        files.make_folder(folder)
+        make_folders(files, folder)
         with ExitStack() as undo:
             self._lock = _locked(folder)
             undo.callback(self._lock.release)

@@ -2,5 +2,6 @@
 
 from zo_lightning.checkpoint.store.errors import ManifestError, StoreError, UnsupportedTypeError
 from zo_lightning.checkpoint.store.store import Loaded, Receipt, Store
+from zo_lightning.checkpoint.store.verification import Checked
 
-__all__ = ["Loaded", "ManifestError", "Receipt", "Store", "StoreError", "UnsupportedTypeError"]
+__all__ = ["Checked", "Loaded", "ManifestError", "Receipt", "Store", "StoreError", "UnsupportedTypeError"]

@@ -35,7 +35,7 @@ class Shelf:
         except (OSError, ManifestError) as error:
             raise StoreError(f"{self.tier.name}/{MANIFESTS}/{name}: {error}") from error
 
-    def block(self, name: str, size: int) -> bytes:
+    def block(self, name: str, size: int | None = None) -> bytes:
         """A block's content. Raises ``StoreError`` if it is missing or not what was written."""
         path = f"{self.tier.name}/{BLOCKS}/{name}"
         self._sound.discard(name)
@@ -43,7 +43,7 @@ class Shelf:
             data = self.tier.read(BLOCKS, name)
         except OSError as error:
             raise StoreError(f"{path}: {error}") from error
-        if len(data) != size:
+        if size not in (None, len(data)):
             raise StoreError(f"{path}: it has {len(data)} bytes, not {size}")
         if name_of(data) != name:
             raise StoreError(f"{path}: its content is not what its name says")

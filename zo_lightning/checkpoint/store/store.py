@@ -16,6 +16,7 @@ from zo_lightning.checkpoint.store.manifest import Manifest
 from zo_lightning.checkpoint.store.shelf import Shelf
 from zo_lightning.checkpoint.store.tiers import open_tier
 from zo_lightning.checkpoint.store.tree import decode, encode
+from zo_lightning.checkpoint.store.verification import Checked, check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +156,10 @@ class Store:
     def steps(self) -> list[int]:
         """Steps that have a manifest in some tier, oldest first; whether they are sound is not looked at."""
         return self._steps([])
+
+    def verify(self) -> list[Checked]:
+        """Read back every manifest and every block of every tier; nothing is changed."""
+        return [checked for shelf in self._shelves for checked in check(shelf)]
 
     def _steps(self, complaints: list[str]) -> list[int]:
         found: set[int] = set()

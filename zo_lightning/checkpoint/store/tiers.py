@@ -10,7 +10,7 @@ from typing import Protocol
 import fsspec
 from filelock import FileLock
 
-from zo_lightning.checkpoint.files import Files, LocalFiles, place
+from zo_lightning.checkpoint.files import Files, LocalFiles, make_folders, place
 
 BLOCKS, MANIFESTS = "blocks", "manifests"
 LOCK_SECONDS = 60.0
@@ -74,21 +74,15 @@ class FolderTier:
     def writing(self) -> Iterator[None]:
         """See ``Tier``."""
         if not self._made:
-            self._make()
+            for kind in (BLOCKS, MANIFESTS):
+                make_folders(self._files, self._root / kind)
+            self._made = True
         with FileLock(self._root / ".lock", timeout=LOCK_SECONDS):
             for kind in (BLOCKS, MANIFESTS):
                 for name in self._files.names(self._root / kind):
                     if name.startswith("."):
                         self.remove(kind, name)
             yield
-
-    def _make(self) -> None:
-        missing = [folder for folder in self._root.parents if folder.name not in self._files.names(folder.parent)]
-        for kind in (BLOCKS, MANIFESTS):
-            self._files.make_folder(self._root / kind)
-        for folder in (self._root, self._root.parent, *(folder.parent for folder in missing if folder.name)):
-            self._files.sync_folder(folder)
-        self._made = True
 
     def put(self, kind: str, name: str, data: bytes) -> None:
         """See ``Tier``."""
