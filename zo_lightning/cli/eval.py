@@ -11,9 +11,10 @@ import hydra
 from omegaconf import DictConfig
 
 from zo_lightning.cli.errors import reported
-from zo_lightning.cli.folder import required_checkpoint, write_text
+from zo_lightning.cli.folder import write_text
 from zo_lightning.cli.overrides import with_saved_overrides
 from zo_lightning.cli.ranks import all_ranks, check_ranks, follow, is_follower
+from zo_lightning.cli.rebuilding import named_checkpoint
 from zo_lightning.cli.terminal import quiet_libraries
 from zo_lightning.config import register
 
@@ -38,16 +39,16 @@ def run(config: DictConfig) -> None:
     """Score the checkpoint and print one line of JSON."""
     with reported():
         check_ranks(config, sweep=False)
-        checkpoint = required_checkpoint(config)
         quiet_libraries()
         from zo_lightning.cli.report import Scores
         from zo_lightning.cli.session import build
 
-        session = build(config, loggers=[])
-        with all_ranks(config, checkpoint, "test"), session.engine():
-            metrics = session.test(checkpoint)
+        with named_checkpoint(config) as (checkpoint, name):
+            session = build(config, loggers=[])
+            with all_ranks(config, checkpoint, "test"), session.engine():
+                metrics = session.test(checkpoint)
         scores = Scores.of(metrics, session.num_scored)
-        text = json.dumps({"checkpoint": str(checkpoint), "test": asdict(scores)})
+        text = json.dumps({"checkpoint": name, "test": asdict(scores)})
         write_text(Path(config.paths.output_dir) / "results.json", text + "\n")
         print(text)
 

@@ -14,8 +14,8 @@ import hydra
 from omegaconf import DictConfig
 
 from zo_lightning.cli.errors import reported
-from zo_lightning.cli.folder import required_checkpoint
 from zo_lightning.cli.overrides import with_saved_overrides
+from zo_lightning.cli.rebuilding import named_checkpoint
 from zo_lightning.cli.terminal import quiet_libraries
 from zo_lightning.config import instantiate, register
 from zo_lightning.errors import ConfigError
@@ -41,14 +41,13 @@ def _main(config: DictConfig) -> None:
 def run(config: DictConfig) -> None:
     """Write the export, then print a card and one line of JSON."""
     with reported():
-        checkpoint = required_checkpoint(config)
         if config.out is None:
             raise ConfigError("`out` is missing: name the folder to write")
         quiet_libraries()
         out = Path(config.out).expanduser().absolute()
-        with whole_folder(out) as folder:
+        with named_checkpoint(config) as (checkpoint, name), whole_folder(out) as folder:
             about = _write(config, checkpoint, folder)
-            about = {"format": config.format.value, **about, "checkpoint": str(checkpoint.absolute())}
+            about = {"format": config.format.value, **about, "checkpoint": name}
             (folder / "zo_lightning.json").write_text(json.dumps(about, indent=2) + "\n")
         _print_card(about, out)
         print(json.dumps({"out": str(out), **about}))

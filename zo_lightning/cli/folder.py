@@ -80,18 +80,6 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return folder / CHECKPOINT if (folder / CHECKPOINT).is_file() else None
 
 
-def required_checkpoint(config: DictConfig) -> Path:
-    """The checkpoint that ``ckpt_path`` names.
-
-    Raises:
-        ConfigError: if it names none.
-    """
-    checkpoint, _ = resolve_checkpoint(config, Path(config.paths.root))
-    if checkpoint is None:
-        raise ConfigError("`ckpt_path` is missing: name a .ckpt file, a run's folder, `last` or `best`")
-    return checkpoint
-
-
 @contextmanager
 def claimed(folder: Path, config: DictConfig, *, resume: bool, overrides: Sequence[str] = ()) -> Iterator[None]:
     """Hold a run's folder for the length of the run, and note in it what the run is.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from zo_lightning.cli.folder import CHECKPOINT, JOURNAL, resolve_checkpoint
 from zo_lightning.config import instantiate
 from zo_lightning.errors import ConfigError
 
@@ -98,11 +99,11 @@ def write_checkpoint(config: DictConfig, run: Run, replay: Replay, out: Path) ->
 def _alone(config: DictConfig) -> DictConfig:
     """The run's settings for one process that shows nothing and writes nothing by itself."""
     changes: dict[str, Any] = {"strategy": "zo", "devices": 1, "num_nodes": 1, "plugins": None, "accelerator": "cpu"}
-    changes |= {"limit_val_batches": 0, "enable_progress_bar": False, "enable_checkpointing": False}
+    changes |= {"limit_val_batches": 0, "enable_progress_bar": False}
     changes |= {"enable_model_summary": False, "profiler": None, "max_time": None}
     alone: DictConfig = OmegaConf.merge(config)  # type: ignore[assignment]
     with open_dict(alone):
-        alone.callbacks = {}
+        alone.callbacks, alone.checkpoint = {}, None
         alone.trainer = OmegaConf.merge(alone.trainer, changes)
     return alone
 
@@ -114,6 +115,35 @@ def _start(replay: Replay, place: Path) -> Path | None:
         return None
     torch.save(replay.begun_from.load() | {"callbacks": {}}, place / "start.ckpt")
     return place / "start.ckpt"
+
+
+@contextmanager
+def named_checkpoint(config: DictConfig) -> Iterator[tuple[Path, str]]:
+    """The file that ``ckpt_path`` names and how to call it; of a run that was cut, one of its newest step.
+
+    Raises:
+        ConfigError: if it names none.
+    """
+    checkpoint, folder = resolve_checkpoint(config, Path(config.paths.root))
+    if checkpoint is None and folder is None:
+        raise ConfigError("`ckpt_path` is missing: name a .ckpt file, a run's folder, `last` or `best`")
+    if folder is None or not (folder / JOURNAL).is_dir():
+        assert checkpoint is not None
+        yield checkpoint, str(checkpoint.absolute())
+        return
+    from zo_lightning.replay import read_run
+
+    run = read_run(folder)
+    newest = max((saved.step for saved in run.saved), default=0)
+    end = folder / CHECKPOINT
+    if newest >= run.num_steps and any(saved.step == newest and saved.name == str(end) for saved in run.saved):
+        yield end, str(end.absolute())
+        return
+    step = max(newest, run.num_steps)
+    with TemporaryDirectory() as place:
+        out = Path(place) / "newest.ckpt"
+        write_checkpoint(config, run, rebuilt(config, run, step), out)
+        yield out, f"{folder.absolute()} at step {step}"
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from zo_lightning.cli.terminal import quiet_libraries
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-_NOTHING_WRITTEN = ("callbacks=none", "logger=none", "+trainer.enable_checkpointing=false", "paths.output_dir=.")
+_NOTHING_WRITTEN = ("callbacks=none", "logger=none", "checkpoint=none", "paths.output_dir=.")
 _PARTS = ("zo_lightning.cli.session", "zo_lightning.models", "zo_lightning.modules")  # and the libraries they need
 
 
