@@ -80,7 +80,7 @@ def test_limited_epochs_and_schedules_resume_exactly(run):
 def test_checkpoints_load_with_weights_only(run):
     fit(run, callbacks=[every_step(run.root)], max_time={"minutes": 5})
     checkpoint = torch.load(run.root / "step=7.ckpt", weights_only=True)
-    assert set(checkpoint["zo_lightning"]) == {"model", "model_digest", "seed", "method", "bank"}
+    assert set(checkpoint["zo_lightning"]) == {"model", "model_digest", "seed", "method", "bank", "digest"}
     assert checkpoint["state_dict"]["version"] == 7
 
 
