@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from zo_lightning.backends.digest import digest_factors
 from zo_lightning.core.bank import LowRankBank
 from zo_lightning.core.method import Method
-from zo_lightning.core.types import BankSpec, Layout, Point, StepRecord
+from zo_lightning.core.types import BankSpec, DirectionKey, Layout, Point, StepRecord
 from zo_lightning.errors import ConfigError
 from zo_lightning.modules.checkpoint import KEY
 from zo_lightning.replay.run import Run, Saved
@@ -51,6 +51,8 @@ class FactorHolder:
         self._layout, self._method, self._seed = layout, method, seed
         self._stages = {(key.seed, key.stage) for entry in run.entries.values() for key, _ in entry.record.terms}
         self.bank = self._new_bank()
+        for draw in (method.direction.left, method.direction.right):  # loads compiled code, which is not a step's time
+            draw(DirectionKey(seed=seed, step=0, stage=0), layout, self.bank.device)
 
     @property
     def version(self) -> int:
