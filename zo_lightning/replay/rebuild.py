@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -11,9 +12,11 @@ from zo_lightning.backends.digest import digest_factors
 from zo_lightning.core.bank import LowRankBank
 from zo_lightning.core.method import Method
 from zo_lightning.core.types import BankSpec, DirectionKey, Layout, Point, StepRecord
-from zo_lightning.errors import ConfigError
+from zo_lightning.errors import ConfigError, ZOError
 from zo_lightning.modules.checkpoint import KEY
 from zo_lightning.replay.run import Run, Saved
+
+log = logging.getLogger(__name__)
 
 
 class Holder(Protocol):
@@ -142,10 +145,16 @@ class Replay:
 
     def begin_near(self, step: int) -> None:
         """Start at the newest snapshot of at most ``step`` steps from which it can be reached, if there is one."""
-        starts = [saved for saved in self._run.saved if saved.step <= step and self._covers(saved.step, step)]
-        if starts:
-            self.begun_from = starts[-1]
-            self.holder.load(starts[-1].load()[KEY]["bank"])
+        for saved in reversed(self._run.saved):
+            if saved.step <= step and self._covers(saved.step, step):
+                try:
+                    tree = saved.load()
+                except ZOError as error:
+                    log.warning("%s is left out: %s", saved.name, error)
+                    continue
+                self.begun_from = saved
+                self.holder.load(tree[KEY]["bank"])
+                return
 
     def _begin(self, step: int) -> None:
         self.begin_near(step)
