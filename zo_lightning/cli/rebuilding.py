@@ -95,9 +95,8 @@ def write_checkpoint(config: DictConfig, run: Run, replay: Replay, out: Path) ->
     with TemporaryDirectory() as place, progress("leading the loops", snapshot["version"]) as advance:
         backend = LoopsBackend(session.module.backend.capabilities, snapshot, advance)
         session.module.backend = backend  # type: ignore[assignment]
-        with session.engine():
-            session.fit(_start(replay, Path(place)))
-            session.trainer.save_checkpoint(out, weights_only=False)
+        session.fit(_start(replay, Path(place)))
+        session.trainer.save_checkpoint(out, weights_only=False)
 
 
 def _led_by(run: Run) -> Callback:

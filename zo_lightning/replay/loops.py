@@ -6,16 +6,15 @@ training, and the checkpoint of any step is one that training could have written
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from zo_lightning.core.bank import check_version
-from zo_lightning.core.roles import Direction, Update
-from zo_lightning.core.types import BankSpec, Capabilities, Layout, StepRecord, Workload
+from zo_lightning.core.types import Capabilities, StepRecord
 
 
 class LoopsBackend:
-    """What training needs of ``core.roles.Backend`` where every step is recorded: it holds no factors.
+    """What training needs of an open ``core.roles.Backend`` where every step is recorded: it holds no factors.
 
     Args:
         capabilities: of the run's own backend.
@@ -25,19 +24,8 @@ class LoopsBackend:
 
     def __init__(self, capabilities: Capabilities, snapshot: dict[str, Any], advance: Callable[[], None]) -> None:
         self.capabilities = capabilities
-        self.version, self.is_open = 0, False
+        self.version, self.is_open = 0, True
         self._snapshot, self._advance = snapshot, advance
-
-    def open(
-        self,
-        layout: Layout,
-        direction: Direction,
-        update: Update,
-        bank: BankSpec,
-        workloads: Sequence[Workload] = (),
-    ) -> None:
-        """There is nothing to load."""
-        self.is_open = True
 
     def commit(self, record: StepRecord) -> None:
         """Count the step."""
@@ -53,7 +41,3 @@ class LoopsBackend:
     def load(self, snapshot: dict[str, Any]) -> None:
         """Go on from a checkpoint of the run."""
         self.version = snapshot["version"]
-
-    def close(self) -> None:
-        """There is nothing to release."""
-        self.is_open = False

@@ -68,7 +68,12 @@ def _snapshot(saved: Saved, replay: Replay) -> Line:
     if found != kept.get("digest", found):
         return Line(what=saved.name, steps=saved.step, found="is not what the run held when it was saved", good=False)
     if replay.begun_from == saved:
-        return Line(what=saved.name, steps=saved.step, found="where the replay begins: the journal has no step before it", good=True)
+        return Line(
+            what=saved.name,
+            steps=saved.step,
+            found="where the replay begins: the journal has no step before it",
+            good=True,
+        )
     good = found == replay.digest
     about = "equal to its replay, bit for bit" if good else "differs from its replay"
     return Line(what=saved.name, steps=saved.step, found=about, good=good)
