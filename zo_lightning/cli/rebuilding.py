@@ -90,7 +90,7 @@ def write_checkpoint(config: DictConfig, run: Run, replay: Replay, out: Path) ->
         raise ConfigError("`step=0` is the base alone: name a step from 1 on")
     session = build(_alone(config), loggers=[])
     session.trainer.fit_loop.epoch_loop.max_steps = snapshot["version"]  # the schedule's length stays the run's
-    session.trainer.callbacks.append(_led_by(run))  # type: ignore[attr-defined]
+    session.trainer.callbacks.append(_led_by(run, replay))  # type: ignore[attr-defined]
     session.module.max_skipped = snapshot["version"] + 1  # a run that diverged has ended already
     with TemporaryDirectory() as place, progress("leading the loops", snapshot["version"]) as advance:
         backend = LoopsBackend(session.module.backend.capabilities, snapshot, advance)
@@ -99,13 +99,19 @@ def write_checkpoint(config: DictConfig, run: Run, replay: Replay, out: Path) ->
         session.trainer.save_checkpoint(out, weights_only=False)
 
 
-def _led_by(run: Run) -> Callback:
+def _led_by(run: Run, replay: Replay) -> Callback:
     from lightning.pytorch.callbacks import LambdaCallback
+
+    from zo_lightning.replay import WITHOUT
 
     def lead(trainer: Trainer, module: LightningModule) -> None:
         trainer.optimizers[0].journal = run.recovered  # type: ignore[attr-defined]
 
-    return LambdaCallback(on_train_start=lead)
+    def mark(trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if replay.without:
+            checkpoint[WITHOUT] = sorted(replay.without)
+
+    return LambdaCallback(on_train_start=lead, on_save_checkpoint=mark)
 
 
 def _alone(config: DictConfig) -> DictConfig:

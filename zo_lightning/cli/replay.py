@@ -151,7 +151,7 @@ def _diff(config: DictConfig, folder: Path) -> dict[str, Any]:
         step: distance(rebuilt(config, one, step), rebuilt(other_config, two, step))
         for step in sorted({found.step + 1, end} if found else {end})
     }
-    where = f"part in step {found.step}" if found else f"agree in all {end} steps that both have"
+    where = f"part in step {found.step}" if found else "agree in every step that both journals hold"
     rows = [*((what, "") for what in (found.what if found else ())), *_distance_rows(distances)]
     _print_table(f"{folder} and {other_folder} {where}", ("", ""), rows)
     return {

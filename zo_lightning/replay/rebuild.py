@@ -106,7 +106,8 @@ class Replay:
         self.holder, self.seconds, self.num_steps = holder, 0.0, 0
         self.begun_from: Saved | None = None
         self._kept: dict[str, Any] | None = None
-        self._run, self._without, self._advance = run, frozenset(without), advance
+        self.without = frozenset(without)
+        self._run, self._advance = run, advance
 
     @property
     def rate(self) -> float:
@@ -138,7 +139,7 @@ class Replay:
         start = time.perf_counter()
         for number in range(self.holder.version, step):
             record = self._run.entries[number].record
-            self.holder.commit(replace(record, terms=(), skipped=True) if number in self._without else record)
+            self.holder.commit(replace(record, terms=(), skipped=True) if number in self.without else record)
             self.num_steps += 1
             self._advance()
         self.seconds += time.perf_counter() - start

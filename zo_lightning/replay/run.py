@@ -18,6 +18,7 @@ from zo_lightning.strategies.checkpoint_io import RunCheckpointIO
 
 JOURNALS = Path("checkpoints") / "journal"
 STORE = Path("checkpoints") / "store"
+WITHOUT = "zo_lightning_without"  # in a checkpoint: the steps that it leaves out, so that it is no state of its run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ def read_run(folder: Path, *, start: Path | None = None) -> Run:
     saved, unreadable = _snapshots(folder / STORE), {}
     for path in files:
         try:
-            saved.append(_file(path))
+            saved += _file(path)
         except ZOError as error:
             unreadable[path] = str(error)
     return Run(
@@ -101,8 +102,11 @@ def rank_folders(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("rank")))
 
 
-def _file(path: Path) -> Saved:
-    return Saved(step=_checkpoint(path)[KEY]["bank"]["version"], name=str(path), load=partial(_checkpoint, path))
+def _file(path: Path) -> list[Saved]:
+    checkpoint = _checkpoint(path)
+    if WITHOUT in checkpoint:
+        return []
+    return [Saved(step=checkpoint[KEY]["bank"]["version"], name=str(path), load=partial(_checkpoint, path))]
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def _journals(run: Run) -> Iterator[Line]:
         same = [s.checksum for s in alone.chain] == [s.checksum for s in chain[: len(alone.chain)]]
         behind = len(chain) - len(alone.chain)
         found = [
-            f"{len(alone.segments)} segments",
+            f"{len(alone.segments)} segment{'s' if len(alone.segments) != 1 else ''}",
             *(["parts from the first rank's"] if not same else []),
             *([f"{behind} steps behind"] if same and behind else []),
             *alone.problems,
