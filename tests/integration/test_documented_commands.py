@@ -18,6 +18,7 @@ from tests.documented import ROOT, Command, commands, python_blocks
 from zo_lightning.cli import bench as zo_bench
 from zo_lightning.cli import eval as zo_eval
 from zo_lightning.cli import export as zo_export
+from zo_lightning.cli import replay as zo_replay
 from zo_lightning.cli import sweep_report as zo_sweep_report
 from zo_lightning.cli import train as zo_train
 from zo_lightning.models import prepare_model
@@ -27,6 +28,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "zo-eval": zo_eval.main,
     "zo-export": zo_export.main,
     "zo-bench": zo_bench.main,
+    "zo-replay": zo_replay.main,
     "zo-sweep-report": zo_sweep_report.main,
 }
 # What makes a run short. It stands behind the documented settings, and so wins.

@@ -25,8 +25,8 @@ ORDER = (
     ("failure", "drain"),
     ("optim",),
     ("modules",),
-    ("strategies", "export", "bench", "replay"),
-    ("callbacks",),
+    ("strategies", "export", "bench"),
+    ("callbacks", "replay"),
     ("drill",),
     ("cli",),
 )

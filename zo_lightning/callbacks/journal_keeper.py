@@ -17,7 +17,7 @@ from zo_lightning.checkpoint.restore_drill import RestoreDrill
 from zo_lightning.checkpoint.store import Loaded, Store
 from zo_lightning.errors import ConfigError, RankError
 from zo_lightning.modules import ZOModule
-from zo_lightning.modules.checkpoint import KEY
+from zo_lightning.modules.checkpoint import KEY, lasting_digest
 from zo_lightning.optim.zo_optimizer import ZOOptimizer
 from zo_lightning.strategies.checkpoint_io import SNAPSHOT, RunCheckpointIO
 
@@ -118,7 +118,7 @@ class JournalKeeper:
 def _identity(module: ZOModule) -> Identity:
     matrices = [(m.name, m.rows, m.cols, m.vector) for m in module.layout.matrices]
     return Identity(
-        method=module.method.digest,
+        method=lasting_digest(module.method),
         base=module.model_digest,
         layout=hashlib.sha256(repr(matrices).encode()).hexdigest()[:16],
         seed=module.seed,

@@ -41,16 +41,36 @@ def _main(config: DictConfig) -> None:
 def run(config: DictConfig) -> None:
     """Write the export, then print a card and one line of JSON."""
     with reported():
-        if config.out is None:
-            raise ConfigError("`out` is missing: name the folder to write")
+        check_out(config)
         quiet_libraries()
-        out = Path(config.out).expanduser().absolute()
-        with named_checkpoint(config) as (checkpoint, name), whole_folder(out) as folder:
-            about = _write(config, checkpoint, folder)
-            about = {"format": config.format.value, **about, "checkpoint": name}
-            (folder / "zo_lightning.json").write_text(json.dumps(about, indent=2) + "\n")
-        _print_card(about, out)
-        print(json.dumps({"out": str(out), **about}))
+        with named_checkpoint(config) as (checkpoint, name):
+            about = export(config, checkpoint, name)
+        print(json.dumps(about))
+
+
+def check_out(config: DictConfig) -> None:
+    """Raise ``ConfigError`` if there is no folder to write into."""
+    if config.out is None:
+        raise ConfigError("`out` is missing: name the folder to write")
+
+
+def export(config: DictConfig, checkpoint: Path, name: str) -> dict[str, Any]:
+    """Write an export and print its card.
+
+    Args:
+        config: the run's, with ``format`` and ``out``.
+        checkpoint: what is exported.
+        name: how to call it.
+
+    Returns:
+        What was written, as plain values.
+    """
+    out = Path(config.out).expanduser().absolute()
+    with whole_folder(out) as folder:
+        about = {"format": config.format.value, **_write(config, checkpoint, folder), "checkpoint": name}
+        (folder / "zo_lightning.json").write_text(json.dumps(about, indent=2) + "\n")
+    _print_card(about, out)
+    return {"out": str(out), **about}
 
 
 @contextmanager

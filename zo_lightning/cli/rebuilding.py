@@ -15,6 +15,8 @@ from zo_lightning.config import instantiate
 from zo_lightning.errors import ConfigError
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+
     from zo_lightning.replay import Holder, Replay, Run
 
 
@@ -66,7 +68,7 @@ def rebuilt(config: DictConfig, run: Run, step: int, *, without: Collection[int]
 def write_checkpoint(config: DictConfig, run: Run, replay: Replay, out: Path) -> None:
     """Write a step as a Lightning checkpoint, for ``zo-export``, ``zo-eval`` and to fork from with ``ckpt_path=FILE``.
 
-    Lightning is led through the recorded losses, so that its loops, the schedule and the data stand as they did; the
+    Lightning is led through the recorded steps, so that its loops, the schedule and the data stand as they did; the
     states of callbacks are not in it.
 
     Args:
@@ -88,12 +90,28 @@ def write_checkpoint(config: DictConfig, run: Run, replay: Replay, out: Path) ->
         raise ConfigError("`step=0` is the base alone: name a step from 1 on")
     session = build(_alone(config), loggers=[])
     session.trainer.fit_loop.epoch_loop.max_steps = snapshot["version"]  # the schedule's length stays the run's
+    session.trainer.callbacks.append(_led_by(run, replay))  # type: ignore[attr-defined]
+    session.module.max_skipped = snapshot["version"] + 1  # a run that diverged has ended already
     with TemporaryDirectory() as place, progress("leading the loops", snapshot["version"]) as advance:
-        backend = LoopsBackend(run, session.module.backend.capabilities, snapshot, advance)
+        backend = LoopsBackend(session.module.backend.capabilities, snapshot, advance)
         session.module.backend = backend  # type: ignore[assignment]
-        with session.engine():
-            session.fit(_start(replay, Path(place)))
-            session.trainer.save_checkpoint(out, weights_only=False)
+        session.fit(_start(replay, Path(place)))
+        session.trainer.save_checkpoint(out, weights_only=False)
+
+
+def _led_by(run: Run, replay: Replay) -> Callback:
+    from lightning.pytorch.callbacks import LambdaCallback
+
+    from zo_lightning.replay import WITHOUT
+
+    def lead(trainer: Trainer, module: LightningModule) -> None:
+        trainer.optimizers[0].journal = run.recovered  # type: ignore[attr-defined]
+
+    def mark(trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if replay.without:
+            checkpoint[WITHOUT] = sorted(replay.without)
+
+    return LambdaCallback(on_train_start=lead, on_save_checkpoint=mark)
 
 
 def _alone(config: DictConfig) -> DictConfig:
@@ -152,6 +170,7 @@ def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)

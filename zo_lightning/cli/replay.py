@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from zo_lightning.cli.bench import split_command, with_override
 from zo_lightning.cli.errors import FAILED, reported
+from zo_lightning.cli.export import check_out, export
 from zo_lightning.cli.overrides import with_saved_overrides
 from zo_lightning.cli.rebuilding import rebuilt, replaying, write_checkpoint
 from zo_lightning.cli.terminal import quiet_libraries
@@ -150,7 +151,7 @@ def _diff(config: DictConfig, folder: Path) -> dict[str, Any]:
         step: distance(rebuilt(config, one, step), rebuilt(other_config, two, step))
         for step in sorted({found.step + 1, end} if found else {end})
     }
-    where = f"part in step {found.step}" if found else f"agree in all {end} steps that both have"
+    where = f"part in step {found.step}" if found else "agree in every step that both journals hold"
     rows = [*((what, "") for what in (found.what if found else ())), *_distance_rows(distances)]
     _print_table(f"{folder} and {other_folder} {where}", ("", ""), rows)
     return {
@@ -166,17 +167,15 @@ def _distance_rows(distances: dict[int, float]) -> list[tuple[str, str]]:
 
 
 def _export(config: DictConfig, folder: Path) -> dict[str, Any]:
-    from zo_lightning.cli import export
-
+    check_out(config)
     run = _recorded(config, folder)
     replay = rebuilt(config, run, _step(config, run))
     print(_done(replay))
     with TemporaryDirectory() as place:
         checkpoint = Path(place) / "step.ckpt"
         write_checkpoint(config, run, replay, checkpoint)
-        config.ckpt_path = str(checkpoint)
-        export.run(config)
-    return {"step": replay.snapshot["version"], "out": config.out, **_speed(replay)}
+        about = export(config, checkpoint, f"{folder} at step {replay.snapshot['version']}")
+    return {**about, **_speed(replay)}
 
 
 _COMMANDS: dict[str, Callable[[DictConfig, Path], dict[str, Any]]] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,11 +17,18 @@ _DERIVED = {"cycle"}  # follows from the bank's capacity, which may grow when a 
 
 def describe(method: Method) -> dict[str, Any]:
     """The method's digest and four parts as plain values."""
-    parts: dict[str, Any] = {"digest": method.digest}
-    for role in _ROLES:
-        kind, fields = to_recipe(getattr(method, role))
-        parts[role] = {"kind": kind, **dict(fields)}
-    return parts
+    return {"digest": method.digest, **_parts(method)}
+
+
+def _parts(method: Method) -> dict[str, dict[str, Any]]:
+    recipes = {role: to_recipe(getattr(method, role)) for role in _ROLES}
+    return {role: {"kind": kind, **dict(fields)} for role, (kind, fields) in recipes.items()}
+
+
+def lasting_digest(method: Method) -> str:
+    """Digest of what stays of a method when its run goes on."""
+    lasting = {role: {k: v for k, v in part.items() if k not in _DERIVED} for role, part in _parts(method).items()}
+    return hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def differences(saved: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -10,10 +11,12 @@ from typing import Any, Protocol
 from zo_lightning.backends.digest import digest_factors
 from zo_lightning.core.bank import LowRankBank
 from zo_lightning.core.method import Method
-from zo_lightning.core.types import BankSpec, Layout, Point, StepRecord
-from zo_lightning.errors import ConfigError
+from zo_lightning.core.types import BankSpec, DirectionKey, Layout, Point, StepRecord
+from zo_lightning.errors import ConfigError, ZOError
 from zo_lightning.modules.checkpoint import KEY
 from zo_lightning.replay.run import Run, Saved
+
+log = logging.getLogger(__name__)
 
 
 class Holder(Protocol):
@@ -51,6 +54,8 @@ class FactorHolder:
         self._layout, self._method, self._seed = layout, method, seed
         self._stages = {(key.seed, key.stage) for entry in run.entries.values() for key, _ in entry.record.terms}
         self.bank = self._new_bank()
+        for draw in (method.direction.left, method.direction.right):  # loads compiled code, which is not a step's time
+            draw(DirectionKey(seed=seed, step=0, stage=0), layout, self.bank.device)
 
     @property
     def version(self) -> int:
@@ -101,7 +106,8 @@ class Replay:
         self.holder, self.seconds, self.num_steps = holder, 0.0, 0
         self.begun_from: Saved | None = None
         self._kept: dict[str, Any] | None = None
-        self._run, self._without, self._advance = run, frozenset(without), advance
+        self.without = frozenset(without)
+        self._run, self._advance = run, advance
 
     @property
     def rate(self) -> float:
@@ -133,17 +139,23 @@ class Replay:
         start = time.perf_counter()
         for number in range(self.holder.version, step):
             record = self._run.entries[number].record
-            self.holder.commit(replace(record, terms=(), skipped=True) if number in self._without else record)
+            self.holder.commit(replace(record, terms=(), skipped=True) if number in self.without else record)
             self.num_steps += 1
             self._advance()
         self.seconds += time.perf_counter() - start
 
     def begin_near(self, step: int) -> None:
         """Start at the newest snapshot of at most ``step`` steps from which it can be reached, if there is one."""
-        starts = [saved for saved in self._run.saved if saved.step <= step and self._covers(saved.step, step)]
-        if starts:
-            self.begun_from = starts[-1]
-            self.holder.load(starts[-1].load()[KEY]["bank"])
+        for saved in reversed(self._run.saved):
+            if saved.step <= step and self._covers(saved.step, step):
+                try:
+                    tree = saved.load()
+                except ZOError as error:
+                    log.warning("%s is left out: %s", saved.name, error)
+                    continue
+                self.begun_from = saved
+                self.holder.load(tree[KEY]["bank"])
+                return
 
     def _begin(self, step: int) -> None:
         self.begin_near(step)

@@ -6,17 +6,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
-
-import torch
+from zipfile import BadZipFile
 
 from zo_lightning.checkpoint.journal import Entry, Recovered, read_journal
 from zo_lightning.checkpoint.store import Store
-from zo_lightning.errors import ConfigError
+from zo_lightning.errors import ConfigError, ZOError
 from zo_lightning.modules.checkpoint import KEY
+from zo_lightning.strategies.checkpoint_io import RunCheckpointIO
 
 JOURNALS = Path("checkpoints") / "journal"
 STORE = Path("checkpoints") / "store"
+WITHOUT = "zo_lightning_without"  # in a checkpoint: the steps that it leaves out, so that it is no state of its run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,7 @@ class Saved:
     Args:
         step: steps that it holds.
         name: as it is shown.
-        load: reads all of it, the tree of a Lightning checkpoint.
+        load: reads all of it, the tree of a Lightning checkpoint with the live factors' digest; raises ``ZOError``.
     """
 
     step: int
@@ -42,11 +44,13 @@ class Run:
         folder: of the run.
         recovered: the first rank's journal, with what the others have of it.
         saved: checkpoints and snapshots, by step.
+        unreadable: checkpoint files that are damaged, each with what is wrong.
     """
 
     folder: Path
     recovered: Recovered
     saved: tuple[Saved, ...]
+    unreadable: Mapping[Path, str]
 
     @property
     def entries(self) -> Mapping[int, Entry]:
@@ -78,8 +82,18 @@ def read_run(folder: Path, *, start: Path | None = None) -> Run:
         )
     recovered = read_journal(ranks[0], peers=ranks[1:])
     files = [*([start] if start else []), *sorted((folder / JOURNALS.parent).glob("*.ckpt"))]
-    saved = [*map(_file, files), *_snapshots(folder / STORE)]
-    return Run(folder=folder, recovered=recovered, saved=tuple(sorted(saved, key=lambda found: found.step)))
+    saved, unreadable = _snapshots(folder / STORE), {}
+    for path in files:
+        try:
+            saved += _file(path)
+        except ZOError as error:
+            unreadable[path] = str(error)
+    return Run(
+        folder=folder,
+        recovered=recovered,
+        saved=tuple(sorted(saved, key=lambda found: found.step)),
+        unreadable=unreadable,
+    )
 
 
 def rank_folders(folder: Path) -> list[Path]:
@@ -88,25 +102,21 @@ def rank_folders(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("rank")))
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint file of ours.
+def _file(path: Path) -> list[Saved]:
+    checkpoint = _checkpoint(path)
+    if WITHOUT in checkpoint:
+        return []
+    return [Saved(step=checkpoint[KEY]["bank"]["version"], name=str(path), load=partial(_checkpoint, path))]
 
-    Raises:
-        ConfigError: if it is none.
-    """
+
+def _checkpoint(path: Path) -> dict[str, Any]:
     try:
-        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError) as error:
+        checkpoint = RunCheckpointIO().load_checkpoint(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, UnpicklingError, BadZipFile, OSError) as error:  # half of a file, or another kind
         raise ConfigError(f"{path} cannot be read as a checkpoint: {error}") from error
     if KEY not in checkpoint:
         raise ConfigError(f"{path} is not a checkpoint of zo_lightning")
     return checkpoint
-
-
-def _file(path: Path) -> Saved:
-    return Saved(
-        step=load_checkpoint(path)[KEY]["bank"]["version"], name=str(path), load=partial(load_checkpoint, path)
-    )
 
 
 def _snapshots(folder: Path) -> list[Saved]:
@@ -117,5 +127,6 @@ def _snapshots(folder: Path) -> list[Saved]:
 
 
 def _tree(store: Store, step: int) -> dict[str, Any]:
-    tree: dict[str, Any] = store.load(step).tree
-    return tree
+    loaded = store.load(step)
+    tree: dict[str, Any] = loaded.tree
+    return tree | {KEY: tree[KEY] | {"digest": loaded.digest}}

@@ -31,6 +31,8 @@ def verify(run: Run, replay: Replay) -> Iterator[Line]:
         replay: of it, not begun.
     """
     yield from _journals(run)
+    for path, wrong in run.unreadable.items():
+        yield Line(what=str(path), steps=0, found=wrong, good=False)
     for saved in run.saved:
         if saved.step <= run.num_steps:
             yield _snapshot(saved, replay)
@@ -48,7 +50,7 @@ def _journals(run: Run) -> Iterator[Line]:
         same = [s.checksum for s in alone.chain] == [s.checksum for s in chain[: len(alone.chain)]]
         behind = len(chain) - len(alone.chain)
         found = [
-            f"{len(alone.segments)} segments",
+            f"{len(alone.segments)} segment{'s' if len(alone.segments) != 1 else ''}",
             *(["parts from the first rank's"] if not same else []),
             *([f"{behind} steps behind"] if same and behind else []),
             *alone.problems,
@@ -58,12 +60,20 @@ def _journals(run: Run) -> Iterator[Line]:
 
 def _snapshot(saved: Saved, replay: Replay) -> Line:
     try:
-        kept = digest_factors(saved.load()[KEY]["bank"])
+        kept = saved.load()[KEY]
+        replay.reach(saved.step)
     except ZOError as error:
         return Line(what=saved.name, steps=saved.step, found=str(error), good=False)
-    replay.reach(saved.step)
+    found = digest_factors(kept["bank"])
+    if found != kept.get("digest", found):
+        return Line(what=saved.name, steps=saved.step, found="is not what the run held when it was saved", good=False)
     if replay.begun_from == saved:
-        found = "no step before it is in the journal: replay begins here"
-    else:
-        found = "equal to its replay, bit for bit" if kept == replay.digest else "differs from its replay"
-    return Line(what=saved.name, steps=saved.step, found=found, good=kept == replay.digest)
+        return Line(
+            what=saved.name,
+            steps=saved.step,
+            found="where the replay begins: the journal has no step before it",
+            good=True,
+        )
+    good = found == replay.digest
+    about = "equal to its replay, bit for bit" if good else "differs from its replay"
+    return Line(what=saved.name, steps=saved.step, found=about, good=good)
