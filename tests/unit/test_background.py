@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from tests.stores import FailingFiles, full_disk, same, small_tree
+from tests.stores import FailingFiles, Gate, full_disk, same, small_tree
 from zo_lightning.checkpoint.background import BackgroundSaver, detached_copy
 from zo_lightning.checkpoint.restore_drill import RestoreDrill
 from zo_lightning.checkpoint.store import Store
@@ -16,17 +16,6 @@ from zo_lightning.checkpoint.store import Store
 
 def digest(tree):
     return hashlib.sha256(tree["state_dict"]["w"].numpy().tobytes()).hexdigest()
-
-
-class Gate:
-    """A disk that stands still until it is opened."""
-
-    def __init__(self):
-        self.reached, self.open = threading.Event(), threading.Event()
-
-    def __call__(self, operation, path):
-        self.reached.set()
-        assert self.open.wait(60)
 
 
 @pytest.fixture
