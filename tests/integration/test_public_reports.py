@@ -25,7 +25,7 @@ from zo_lightning.checkpoint.files import LocalFiles
 from zo_lightning.checkpoint.restore_drill import RestoreDrill
 from zo_lightning.checkpoint.store import Store, StoreError
 from zo_lightning.checkpoint.store.manifest import manifest_name
-from zo_lightning.strategies.checkpoint_io import AtomicCheckpointIO
+from zo_lightning.strategies.checkpoint_io import RunCheckpointIO
 
 
 def save(store: Store, *steps: int) -> None:
@@ -67,7 +67,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("before", [True, False])
 def test_a_ckpt_file_is_whole_when_the_temporary_folder_is_elsewhere(tmp_path, monkeypatch, other_device, before):
     """Lightning #19970 and #688: killed while a file came over from another file system, the only good one was torn."""
-    path, writer = tmp_path / "last.ckpt", AtomicCheckpointIO()
+    path, writer = tmp_path / "last.ckpt", RunCheckpointIO()
     writer.save_checkpoint(small_tree(1), path)
     rename = LocalFiles.replace
 
@@ -112,7 +112,7 @@ def test_a_folder_that_cannot_be_written_is_no_success():
             if os.geteuid() == 0:
                 os.setuid(65534)  # root may write anywhere
             with pytest.raises(PermissionError):
-                AtomicCheckpointIO().save_checkpoint(small_tree(1), folder / "last.ckpt")
+                RunCheckpointIO().save_checkpoint(small_tree(1), folder / "last.ckpt")
             with pytest.raises(StoreError, match=r"Permission denied.*locked"):
                 save(Store([folder / "store"]), 1)
 

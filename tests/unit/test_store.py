@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 from collections import Counter, OrderedDict
 from enum import IntEnum
 
@@ -240,6 +241,24 @@ def test_a_dead_second_tier_is_counted_and_catches_up(tmp_path):
     assert store.catch_up() == () and same(Store([tmp_path / "far"]).load().tree, small_tree(1))
     save(store, 2)
     assert Store([tmp_path / "far"]).steps() == [1, 2]
+
+
+def test_a_tier_that_was_emptied_is_filled_again(tmp_path):
+    store = Store([tmp_path / "memory", tmp_path / "disk"])
+    save(store, 1)
+    shutil.rmtree(tmp_path / "memory")
+    assert "memory" in store.load().complaints[0]
+    save(store, 2)
+    assert Store([tmp_path / "memory"]).steps() == [2]
+
+
+def test_two_checkpoints_of_one_step_are_told(tmp_path):
+    for place, tree in (("a", small_tree(1)), ("b", small_tree(2))):
+        Store([tmp_path / place]).save(1, tree, place)
+    loaded = Store([tmp_path / "a", tmp_path / "b"]).load()
+    assert loaded.digest == "a" and "not the same checkpoint everywhere" in loaded.complaints[0]
+    block_of(tmp_path / "a", 1).unlink()
+    assert Store([tmp_path / "a", tmp_path / "b"]).load().digest == "b"
 
 
 def test_a_disk_that_is_full_for_all_keeps_the_earlier_checkpoint(tmp_path):

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zo_lightning import __version__
+import zo_lightning
 from zo_lightning.checkpoint.files import Files
 from zo_lightning.checkpoint.store.errors import StoreError
 from zo_lightning.checkpoint.store.manifest import Manifest
@@ -93,7 +93,7 @@ class Store:
         start = time.monotonic()
         node, blocks = encode(tree)
         sizes = {name: len(block) for name, block in blocks.items()}
-        manifest = Manifest(step=step, digest=digest, code=__version__, tree=node, blocks=sizes)
+        manifest = Manifest(step=step, digest=digest, code=zo_lightning.__version__, tree=node, blocks=sizes)
         complaints: list[str] = []
         bytes_written, bytes_reused, holders = 0, 0, []
         for shelf in self._shelves:
@@ -177,6 +177,10 @@ class Store:
                 held.append((shelf, shelf.manifest(step)))
             except StoreError as error:
                 complaints.append(str(error))
+        if any(manifest != held[0][1] for _, manifest in held):
+            complaints.append(
+                f"step {step} is not the same checkpoint everywhere: that in {held[0][0].tier.name} counts"
+            )
         for _, manifest in held:
             holders = [shelf for shelf, other in held if other == manifest]
             try:
