@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import weakref
 
 import pytest
 import torch
@@ -140,3 +141,12 @@ def test_a_drill_that_raises_stops_nothing(tmp_path, caplog):
         assert saver.drain(60)
     assert saver.close(60) and saver.status().saves == 2 and saver.status().last_verified_step is None
     assert "could not be looked after" in caplog.text
+
+
+def test_a_tree_that_was_saved_is_let_go(tmp_path):
+    saver, tree = BackgroundSaver(Store([tmp_path])), small_tree(1)
+    gone = weakref.ref(tree["state_dict"]["w"])
+    saver.submit(1, tree, "")
+    assert saver.drain(60)
+    del tree
+    assert saver.close(60) and gone() is None

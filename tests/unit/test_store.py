@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import math
 import random
@@ -332,3 +334,64 @@ def test_deep_nests_end_in_the_one_error(tmp_path):
     (tmp_path / "manifests" / manifest_name(1)).write_bytes(_sealed(body))
     with pytest.raises(StoreError, match="no checkpoint"):
         Store([tmp_path]).load()
+
+
+def restorable(folders):
+    """The newest step of which every file is as it was written in some folder, found without the store's loading."""
+    sound = {}
+    for path in (path for folder in folders for path in folder.glob("blocks/*")):
+        sound[path.name] = sound.get(path.name, False) or hashlib.sha256(path.read_bytes()).hexdigest() == path.name
+    found = [0]
+    for path in (path for folder in folders for path in folder.glob("manifests/step-*")):
+        body, checksum, *rest = path.read_bytes().split(b"\n")
+        if rest == [b""] and hashlib.sha256(body).hexdigest().encode() == checksum:
+            content = json.loads(body)
+            if all(sound.get(name) for name in content["blocks"]):
+                found.append(content["step"])
+    return max(found)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_order_of_saves_and_damage_loads_the_newest_that_is_left(tmp_path, seed):
+    draw, folders, left = random.Random(seed), (tmp_path / "a", tmp_path / "b"), [math.inf]
+
+    def fault(operation, path):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError("unplugged")
+
+    def files():
+        return [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+
+    outcomes = Counter()
+    for step in range(1, 50):
+        store = Store(folders, keep=draw.randint(1, 3), files=FailingFiles(fault))
+        left[0] = draw.choice([math.inf, math.inf, draw.randrange(30)])
+        before = restorable(folders)
+        with contextlib.suppress(StoreError):
+            save(store, step)
+        assert restorable(folders) >= before
+        for _ in range(draw.choice([0, 0, 1, 3])):
+            if found := files():
+                damage = draw.choice(
+                    ["flip", "remove", "cut", "wipe"] if draw.random() < 0.2 else ["flip", "remove", "cut"]
+                )
+                path = draw.choice(found)
+                if damage == "wipe":
+                    shutil.rmtree(path.parents[1])
+                elif damage == "remove" or not path.stat().st_size:
+                    path.unlink()
+                elif damage == "cut":
+                    path.write_bytes(path.read_bytes()[:-1])
+                else:
+                    flip(path, draw.randrange(8 * path.stat().st_size))
+        left[0], expected = math.inf, restorable(folders)
+        try:
+            loaded = store.load()
+        except StoreError:
+            assert expected == 0
+        else:
+            assert loaded.step == expected and same(loaded.tree, small_tree(expected))
+            assert loaded.complaints or expected == max(store.steps())
+        outcomes[expected - step] += 1
+    assert outcomes[0] > 10 and len(outcomes) > 2
