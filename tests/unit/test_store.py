@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -56,6 +57,7 @@ def test_containers_keep_type_and_order():
         "od": OrderedDict([(2, "b"), (1, "a")]),
         "sets": [{3, 1}, frozenset("ab"), set()],
         ("a", 1.5, None, True): Counter({5: 2}),
+        "deep": functools.reduce(lambda inner, _: {"x": [inner]}, range(45), 0),
         "numbers": [0, -1, 2**80, True, 0.1, -0.0, 5e-324, math.nan, -math.nan, math.inf, -math.inf],
         "text": "\ud800 \x00 é\n",
     }
@@ -86,6 +88,13 @@ def test_other_types_are_refused_by_their_place(tmp_path, value):
     cycle.append(cycle)
     with pytest.raises(UnsupportedTypeError, match="contains itself"):
         encode(cycle)
+
+
+def test_what_could_not_be_loaded_is_not_saved(tmp_path):
+    for step, digest in ((-1, ""), (1, None), (1.0, "")):
+        with pytest.raises((StoreError, ValueError)):
+            Store([tmp_path]).save(step, {}, digest)
+    assert Store([tmp_path]).steps() == []
 
 
 def test_what_did_not_change_is_written_once(tmp_path):
@@ -198,7 +207,9 @@ def test_the_only_good_one_stays(tmp_path, monkeypatch):
     real = store._shelves[0].tier.put
     rotten = lambda kind, name, data: real(kind, name, data[:-1] + b"x" if kind == "blocks" else data)  # noqa: E731
     monkeypatch.setattr(store._shelves[0].tier, "put", rotten)
-    save(store, 2, 3)
+    for step in (2, 3):
+        with pytest.raises(StoreError, match="does not give it back"):
+            save(store, step)
     assert store.steps() == [1, 2, 3] and store.load().step == 1
     monkeypatch.undo()
     save(store, 4)
