@@ -7,7 +7,8 @@ import math
 import os
 import signal
 import struct
-import time
+import threading
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -99,9 +100,25 @@ def full_disk(operation: str, path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
 
-def slow_disk(seconds: float) -> Callable[[str, Path], None]:
-    """A disk on which every sync takes a while."""
-    return lambda operation, path: time.sleep(seconds) if operation == "sync" else None
+class ChangedFiles(LocalFiles):
+    """Local files of which one is read with another content."""
+
+    def __init__(self) -> None:
+        self.changed: dict[Path, bytes] = {}
+
+    def read(self, path: Path) -> bytes:
+        return self.changed[path] if path in self.changed else super().read(path)
+
+
+class Gate:
+    """A fault that stands still until it is opened, as a slow disk does."""
+
+    def __init__(self) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+
+    def __call__(self, operation: str, path: Path) -> None:
+        self.reached.set()
+        assert self.open.wait(60)
 
 
 def kill_at(number: int) -> Callable[[str, Path], None]:
@@ -116,10 +133,14 @@ def kill_at(number: int) -> Callable[[str, Path], None]:
     return fault
 
 
-def killed(work: Callable[[], None]) -> bool:
-    """Whether ``work`` ended by SIGKILL, in a forked process."""
+def forked(work: Callable[[], None]) -> int:
+    """How ``work`` ended in a process of its own: an exit code, or a signal as a negative number."""
     child = os.fork()
     if child == 0:
-        work()
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
         os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import weakref
 
 import pytest
 import torch
 
-from tests.stores import FailingFiles, full_disk, same, small_tree
+from tests.stores import FailingFiles, Gate, full_disk, same, small_tree
 from zo_lightning.checkpoint.background import BackgroundSaver, detached_copy
 from zo_lightning.checkpoint.restore_drill import RestoreDrill
 from zo_lightning.checkpoint.store import Store
@@ -16,17 +17,6 @@ from zo_lightning.checkpoint.store import Store
 
 def digest(tree):
     return hashlib.sha256(tree["state_dict"]["w"].numpy().tobytes()).hexdigest()
-
-
-class Gate:
-    """A disk that stands still until it is opened."""
-
-    def __init__(self):
-        self.reached, self.open = threading.Event(), threading.Event()
-
-    def __call__(self, operation, path):
-        self.reached.set()
-        assert self.open.wait(60)
 
 
 @pytest.fixture
@@ -151,3 +141,12 @@ def test_a_drill_that_raises_stops_nothing(tmp_path, caplog):
         assert saver.drain(60)
     assert saver.close(60) and saver.status().saves == 2 and saver.status().last_verified_step is None
     assert "could not be looked after" in caplog.text
+
+
+def test_a_tree_that_was_saved_is_let_go(tmp_path):
+    saver, tree = BackgroundSaver(Store([tmp_path])), small_tree(1)
+    gone = weakref.ref(tree["state_dict"]["w"])
+    saver.submit(1, tree, "")
+    assert saver.drain(60)
+    del tree
+    assert saver.close(60) and gone() is None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
 import json
 import math
 import random
+import shutil
 from collections import Counter, OrderedDict
 from enum import IntEnum
 
@@ -53,6 +57,7 @@ def test_containers_keep_type_and_order():
         "od": OrderedDict([(2, "b"), (1, "a")]),
         "sets": [{3, 1}, frozenset("ab"), set()],
         ("a", 1.5, None, True): Counter({5: 2}),
+        "deep": functools.reduce(lambda inner, _: {"x": [inner]}, range(45), 0),
         "numbers": [0, -1, 2**80, True, 0.1, -0.0, 5e-324, math.nan, -math.nan, math.inf, -math.inf],
         "text": "\ud800 \x00 é\n",
     }
@@ -83,6 +88,13 @@ def test_other_types_are_refused_by_their_place(tmp_path, value):
     cycle.append(cycle)
     with pytest.raises(UnsupportedTypeError, match="contains itself"):
         encode(cycle)
+
+
+def test_what_could_not_be_loaded_is_not_saved(tmp_path):
+    for step, digest in ((-1, ""), (1, None), (1.0, "")):
+        with pytest.raises((StoreError, ValueError)):
+            Store([tmp_path]).save(step, {}, digest)
+    assert Store([tmp_path]).steps() == []
 
 
 def test_what_did_not_change_is_written_once(tmp_path):
@@ -195,7 +207,9 @@ def test_the_only_good_one_stays(tmp_path, monkeypatch):
     real = store._shelves[0].tier.put
     rotten = lambda kind, name, data: real(kind, name, data[:-1] + b"x" if kind == "blocks" else data)  # noqa: E731
     monkeypatch.setattr(store._shelves[0].tier, "put", rotten)
-    save(store, 2, 3)
+    for step in (2, 3):
+        with pytest.raises(StoreError, match="does not give it back"):
+            save(store, step)
     assert store.steps() == [1, 2, 3] and store.load().step == 1
     monkeypatch.undo()
     save(store, 4)
@@ -240,6 +254,24 @@ def test_a_dead_second_tier_is_counted_and_catches_up(tmp_path):
     assert store.catch_up() == () and same(Store([tmp_path / "far"]).load().tree, small_tree(1))
     save(store, 2)
     assert Store([tmp_path / "far"]).steps() == [1, 2]
+
+
+def test_a_tier_that_was_emptied_is_filled_again(tmp_path):
+    store = Store([tmp_path / "memory", tmp_path / "disk"])
+    save(store, 1)
+    shutil.rmtree(tmp_path / "memory")
+    assert "memory" in store.load().complaints[0]
+    save(store, 2)
+    assert Store([tmp_path / "memory"]).steps() == [2]
+
+
+def test_two_checkpoints_of_one_step_are_told(tmp_path):
+    for place, tree in (("a", small_tree(1)), ("b", small_tree(2))):
+        Store([tmp_path / place]).save(1, tree, place)
+    loaded = Store([tmp_path / "a", tmp_path / "b"]).load()
+    assert loaded.digest == "a" and "not the same checkpoint everywhere" in loaded.complaints[0]
+    block_of(tmp_path / "a", 1).unlink()
+    assert Store([tmp_path / "a", tmp_path / "b"]).load().digest == "b"
 
 
 def test_a_disk_that_is_full_for_all_keeps_the_earlier_checkpoint(tmp_path):
@@ -313,3 +345,64 @@ def test_deep_nests_end_in_the_one_error(tmp_path):
     (tmp_path / "manifests" / manifest_name(1)).write_bytes(_sealed(body))
     with pytest.raises(StoreError, match="no checkpoint"):
         Store([tmp_path]).load()
+
+
+def restorable(folders):
+    """The newest step of which every file is as it was written in some folder, found without the store's loading."""
+    sound = {}
+    for path in (path for folder in folders for path in folder.glob("blocks/*")):
+        sound[path.name] = sound.get(path.name, False) or hashlib.sha256(path.read_bytes()).hexdigest() == path.name
+    found = [0]
+    for path in (path for folder in folders for path in folder.glob("manifests/step-*")):
+        body, checksum, *rest = path.read_bytes().split(b"\n")
+        if rest == [b""] and hashlib.sha256(body).hexdigest().encode() == checksum:
+            content = json.loads(body)
+            if all(sound.get(name) for name in content["blocks"]):
+                found.append(content["step"])
+    return max(found)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_order_of_saves_and_damage_loads_the_newest_that_is_left(tmp_path, seed):
+    draw, folders, left = random.Random(seed), (tmp_path / "a", tmp_path / "b"), [math.inf]
+
+    def fault(operation, path):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError("unplugged")
+
+    def files():
+        return [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+
+    outcomes = Counter()
+    for step in range(1, 50):
+        store = Store(folders, keep=draw.randint(1, 3), files=FailingFiles(fault))
+        left[0] = draw.choice([math.inf, math.inf, draw.randrange(30)])
+        before = restorable(folders)
+        with contextlib.suppress(StoreError):
+            save(store, step)
+        assert restorable(folders) >= before
+        for _ in range(draw.choice([0, 0, 1, 3])):
+            if found := files():
+                damage = draw.choice(
+                    ["flip", "remove", "cut", "wipe"] if draw.random() < 0.2 else ["flip", "remove", "cut"]
+                )
+                path = draw.choice(found)
+                if damage == "wipe":
+                    shutil.rmtree(path.parents[1])
+                elif damage == "remove" or not path.stat().st_size:
+                    path.unlink()
+                elif damage == "cut":
+                    path.write_bytes(path.read_bytes()[:-1])
+                else:
+                    flip(path, draw.randrange(8 * path.stat().st_size))
+        left[0], expected = math.inf, restorable(folders)
+        try:
+            loaded = store.load()
+        except StoreError:
+            assert expected == 0
+        else:
+            assert loaded.step == expected and same(loaded.tree, small_tree(expected))
+            assert loaded.complaints or expected == max(store.steps())
+        outcomes[expected - step] += 1
+    assert outcomes[0] > 10 and len(outcomes) > 2

@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class RestoreDrill:
-    """A restore as after a crash, without the crash.
+    """A restore as after a crash, without the crash. It holds one more copy of the checkpoint while it runs.
 
     Args:
         store: of the run.

@@ -41,7 +41,13 @@ class Manifest:
         return manifest_name(self.step)
 
     def to_bytes(self) -> bytes:
-        """One line of JSON, and below it the SHA-256 of the first."""
+        """One line of JSON, and below it the SHA-256 of the first.
+
+        Raises:
+            ManifestError: if ``from_bytes`` would not read it.
+        """
+        if (problem := self._problem(self.name)) is not None:
+            raise ManifestError(problem)
         content = {field.name: getattr(self, field.name) for field in fields(self)}
         return _sealed(json.dumps(content, separators=(",", ":"), allow_nan=False).encode())
 
@@ -74,7 +80,7 @@ class Manifest:
             return f"it has format {self.format}, this version reads {FORMAT}: load it with version {self.code}"
         if type(self.step) is not int or type(self.digest) is not str or type(self.code) is not str:
             return "step, digest and code are not a number and two texts"
-        if self.name != name:
+        if self.step < 0 or self.name != name:
             return f"it is the manifest of step {self.step}"
         sound = all(_BLOCK.fullmatch(block) and type(size) is int and size > 0 for block, size in self.blocks.items())
         return None if sound else "its list of blocks is malformed"

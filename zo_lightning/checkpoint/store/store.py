@@ -4,57 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zo_lightning import __version__
+import zo_lightning
 from zo_lightning.checkpoint.files import Files
 from zo_lightning.checkpoint.store.errors import StoreError
 from zo_lightning.checkpoint.store.manifest import Manifest
+from zo_lightning.checkpoint.store.results import Loaded, Receipt
 from zo_lightning.checkpoint.store.shelf import Shelf
 from zo_lightning.checkpoint.store.tiers import open_tier
 from zo_lightning.checkpoint.store.tree import decode, encode
 from zo_lightning.checkpoint.store.verification import Checked, check
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
-    """What a save did.
-
-    Attributes:
-        step: that was saved.
-        bytes_written: over all tiers.
-        bytes_reused: of blocks that were there already, over all tiers.
-        seconds: it took.
-        tiers: that hold the checkpoint now; at least one.
-        complaints: a sentence for everything that failed beside that.
-    """
-
-    step: int
-    bytes_written: int
-    bytes_reused: int
-    seconds: float
-    tiers: tuple[str, ...]
-    complaints: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """A checkpoint as it was saved.
-
-    Attributes:
-        step: completed steps.
-        tree: new containers and CPU tensors.
-        digest: of the live state, made when it was saved.
-        complaints: a sentence, with file and cause, for everything that was bad on the way to it.
-    """
-
-    step: int
-    tree: Any
-    digest: str
-    complaints: tuple[str, ...]
 
 
 class Store:
@@ -88,12 +50,12 @@ class Store:
 
         Raises:
             UnsupportedTypeError: if the tree holds anything else.
-            StoreError: if no tier took it; older checkpoints are as they were.
+            StoreError: if no tier took it and gave it back as it is; older checkpoints are as they were.
         """
         start = time.monotonic()
         node, blocks = encode(tree)
         sizes = {name: len(block) for name, block in blocks.items()}
-        manifest = Manifest(step=step, digest=digest, code=__version__, tree=node, blocks=sizes)
+        manifest = Manifest(step=step, digest=digest, code=zo_lightning.__version__, tree=node, blocks=sizes)
         complaints: list[str] = []
         bytes_written, bytes_reused, holders = 0, 0, []
         for shelf in self._shelves:
@@ -103,7 +65,10 @@ class Store:
                 complaints.append(f"{shelf.tier.name} did not take step {step}: {error}")
                 continue
             bytes_written, bytes_reused = bytes_written + written, bytes_reused + reused
-            holders.append(shelf)
+            if shelf.is_verified(step):
+                holders.append(shelf)
+            else:
+                complaints.append(f"{shelf.tier.name} took step {step} and does not give it back as it was written")
         if not holders:
             raise StoreError(f"step {step} could not be saved. {_sentences(complaints)}")
         complaints += self._retain(holders, step)
@@ -177,6 +142,10 @@ class Store:
                 held.append((shelf, shelf.manifest(step)))
             except StoreError as error:
                 complaints.append(str(error))
+        if any(manifest != held[0][1] for _, manifest in held):
+            complaints.append(
+                f"step {step} is not the same checkpoint everywhere: that in {held[0][0].tier.name} counts"
+            )
         for _, manifest in held:
             holders = [shelf for shelf, other in held if other == manifest]
             try:

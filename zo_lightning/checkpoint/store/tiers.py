@@ -73,7 +73,7 @@ class FolderTier:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """See ``Tier``."""
-        if not self._made:
+        if not self._made or not {BLOCKS, MANIFESTS} <= set(self._files.names(self._root)):  # or removed since
             for kind in (BLOCKS, MANIFESTS):
                 make_folders(self._files, self._root / kind)
             self._made = True

@@ -67,7 +67,10 @@ def _encode(value: Any, blocks: Blocks, path: str, depth: int) -> Json:
     if kind in _MAPPINGS:
         return {
             _MAPPINGS[kind]: [
-                [_encode(key, {}, f"a key of {path}", depth + 1), _encode(item, blocks, f"{path}[{key!r}]", depth + 1)]
+                [
+                    _encode(key, blocks, f"a key of {path}", depth + 1),
+                    _encode(item, blocks, f"{path}[{key!r}]", depth + 1),
+                ]
                 for key, item in value.items()
             ]
         }
