@@ -1,0 +1,168 @@
+"""How far a state that was rolled back can be from the one that was there.
+
+Shapes: N = elements of one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+
+import torch
+
+from zo_lightning.drain.adamw import AdamWState, Hyper
+from zo_lightning.drain.errors import DrainError
+
+UNIT = 2.0**-24
+"""Relative error of one rounding to float32."""
+_SLACK = 1 + 2.0**-16  # products of two errors, and what the bound's own arithmetic rounds
+_DENORMAL = 2.0**-147  # what rounding costs where float32 ends
+_ZERO = 1e-30  # a norm below counts as this
+
+
+@dataclass(slots=True, kw_only=True)
+class ErrorBound:
+    """Elementwise bounds of a rolled back state's absolute errors, carried from step to step.
+
+    With u one rounding, x the moment, b its beta, g the gradient and E its bound: forward, the decayed moment and the
+    sum are rounded, and for the first moment g - x; backward, the result. What stood before is divided by b, hence
+
+        E(v) <- (E + u v_new) / b + 3 u v_old
+        E(m) <- (E + u |m_new| + 2 u (1 - b) (|g| + |m_old|)) / b + 3 u |m_old|
+
+    so the first grows as b1^-n. The update of the parameters is lr m / (sqrt(v) + eps) up to the corrections, and moves
+    by what m and v can move, v at worst downwards.
+
+    Attributes:
+        param: of shape (N,).
+        exp_avg: (N,).
+        exp_avg_sq: (N,).
+        bitwise_forward: ``forward`` has the bits of the steps that were done (``adamw.is_bitwise``); if not, products
+            may have been rounded in another place than where they are undone.
+    """
+
+    param: torch.Tensor
+    exp_avg: torch.Tensor
+    exp_avg_sq: torch.Tensor
+    bitwise_forward: bool
+
+    @classmethod
+    def zero(cls, state: AdamWState, *, bitwise_forward: bool = True) -> ErrorBound:
+        """The bound of a state that is exact."""
+        zeros = {name: torch.zeros_like(tensor) for name, tensor in state.tensors().items()}
+        return cls(**zeros, bitwise_forward=bitwise_forward)
+
+    def undo(self, new: AdamWState, old: AdamWState, grad_N: torch.Tensor, hyper: Hyper) -> None:
+        """Carry the bound over one step back.
+
+        Args:
+            new: the state before, which has this bound.
+            old: the state one step back.
+            grad_N: float32, as the optimizer saw it.
+            hyper: of the step.
+        """
+        moved_N = self._update(new, hyper)
+        kept_N = self.param + moved_N + UNIT * new.param.abs()
+        self.param = (kept_N / hyper.decay + 3 * UNIT * old.param.abs()) * _SLACK + _DENORMAL
+        (beta1, beta2), size_N = hyper.betas, grad_N.abs()
+        shares = 2 * (1 - beta1) * (size_N + old.exp_avg.abs())
+        first_N = self.exp_avg + UNIT * (new.exp_avg.abs() + shares)
+        self.exp_avg = (first_N / beta1 + 3 * UNIT * old.exp_avg.abs()) * _SLACK + _DENORMAL
+        products = 0 if self.bitwise_forward else 4 * (1 - beta2) * size_N.square()
+        second_N = self.exp_avg_sq + UNIT * (new.exp_avg_sq + products)
+        self.exp_avg_sq = (second_N / beta2 + 3 * UNIT * old.exp_avg_sq) * _SLACK + _DENORMAL
+
+    def _update(self, new: AdamWState, hyper: Hyper) -> torch.Tensor:
+        """How much the update that is taken back can differ from the one that was added (N,)."""
+
+        def denominator(square_N: torch.Tensor) -> torch.Tensor:
+            return square_N.clamp(min=0).sqrt_().div_(hyper.correction).add_(hyper.eps)
+
+        low_N, used_N, high_N = (denominator(new.exp_avg_sq + sign * self.exp_avg_sq) for sign in (-1, 0, 1))
+        size_N = new.exp_avg.abs()
+        off_N = size_N / used_N * torch.maximum(used_N / low_N - 1, 1 - used_N / high_N) + self.exp_avg / low_N
+        return (off_N + 10 * UNIT * size_N / used_N) * hyper.step_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelativeBound:
+    """Bounds of relative L2 errors, to be printed with a checkpoint; all 0 for one that is exact."""
+
+    param: float = 0.0
+    exp_avg: float = 0.0
+    exp_avg_sq: float = 0.0
+
+    @classmethod
+    def over(cls, pieces: Iterable[tuple[AdamWState, ErrorBound | None]]) -> RelativeBound:
+        """The bound over all pieces of a checkpoint, each with its own or with none because it is exact."""
+        names = ("param", "exp_avg", "exp_avg_sq")
+        errors, values = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+        for state, bound in pieces:
+            for name in names:
+                values[name] += _square(getattr(state, name))
+                errors[name] += 0.0 if bound is None else _square(getattr(bound, name))
+        return cls(**{name: errors[name] ** 0.5 / max(values[name] ** 0.5, _ZERO) for name in names})
+
+    def check(self, tolerance: float) -> None:
+        """Refuse a checkpoint that may be further off than is allowed. A bound that is not a number is refused too.
+
+        Raises:
+            DrainError: with the bounds and the ways out.
+
+        Examples:
+            >>> RelativeBound(param=1e-7).check(1e-6)
+            >>> RelativeBound(param=float("nan")).check(1e-6)
+            Traceback (most recent call last):
+                ...
+            zo_lightning.drain.errors.DrainError: rolled back, the checkpoint may be off by param nan, ...
+        """
+        if not all(value <= tolerance for value in astuple(self)):
+            raise DrainError(
+                f"rolled back, the checkpoint may be off by {self}, more than {tolerance:g}: roll back by residuals, "
+                "take target=newest, or allow more"
+            )
+
+    def __str__(self) -> str:
+        return f"param {self.param:.1e}, exp_avg {self.exp_avg:.1e}, exp_avg_sq {self.exp_avg_sq:.1e}"
+
+
+def spike(exp_avg_sq_N: torch.Tensor, grad_N: torch.Tensor, hyper: Hyper) -> torch.Tensor:
+    """The new gradient's part of the second moment, 0 to 1 (N,): near 1 what stood before has drowned in it.
+
+    One step back leaves a relative error of at most ``UNIT * (3 + 1 / (1 - spike))`` in the second moment.
+
+    Args:
+        exp_avg_sq_N: after the step.
+        grad_N: as the optimizer saw it.
+        hyper: of the step.
+    """
+    return (1 - hyper.betas[1]) * grad_N.square() / exp_avg_sq_N
+
+
+def is_calm(spike_N: torch.Tensor, tolerance: float) -> bool:
+    """Whether a step's undoing keeps every element of the second moment within a relative error.
+
+    What is not a number is not calm. Gradients with many zeros, as those of embeddings, never are: the bound, which
+    weighs elements by their size, is what decides about a rollback.
+
+    Examples:
+        >>> is_calm(torch.tensor([0.5, 0.9]), 1e-6), is_calm(torch.tensor([0.5, 0.95]), 1e-6)
+        (True, False)
+        >>> is_calm(torch.tensor([0.5, torch.nan]), 1e-6)
+        False
+    """
+    return bool((spike_N <= highest_spike(tolerance)).all())
+
+
+def highest_spike(tolerance: float) -> float:
+    """The ``spike`` up to which one step back keeps a relative error.
+
+    Examples:
+        >>> round(highest_spike(1e-6), 3), round(highest_spike(1e-5), 4)
+        (0.927, 0.9939)
+    """
+    return 1 - 1 / (tolerance / UNIT - 3)
+
+
+def _square(tensor_N: torch.Tensor) -> float:
+    return tensor_N.double().square().sum().item()
