@@ -41,7 +41,7 @@ def trace(
     lr: float | Callable[[int], float] = 1.6e-3,
     std: float = 0.02,
     kernel: str = "for_loop",
-    seed: int = 1,
+    seed: int = 1 << 20,
     **options: float | tuple[float, float],
 ) -> Trace:
     """Run the optimizer.
@@ -51,7 +51,7 @@ def trace(
         lr: learning rate, or that of the step that makes a version.
         std: of the first parameters, which are normal.
         kernel: ``for_loop``, ``foreach`` or ``fused``.
-        seed: of the parameters.
+        seed: of the parameters; no other's, or they would be a gradient.
         options: of ``torch.optim.AdamW``.
     """
     drawn = torch.Generator().manual_seed(seed)
@@ -94,3 +94,14 @@ def errors(one: AdamWState, true: AdamWState) -> dict[str, float]:
         name: ((tensor.double() - true.tensors()[name].double()).norm() / true.tensors()[name].double().norm()).item()
         for name, tensor in one.tensors().items()
     }
+
+
+def joined(parts: list[AdamWState]) -> AdamWState:
+    """Pieces as one state, at the version of the last."""
+    whole = {name: torch.cat([part.tensors()[name] for part in parts]) for name in parts[0].tensors()}
+    return AdamWState(**whole, version=parts[-1].version)
+
+
+def log_of(run: Trace, piece: slice = slice(None)) -> dict[int, tuple[torch.Tensor, Hyper]]:
+    """What is logged of a piece in all steps."""
+    return {version: (grad[piece], run.hypers[version]) for version, grad in run.grads.items()}

@@ -136,7 +136,7 @@ def spike(exp_avg_sq_N: torch.Tensor, grad_N: torch.Tensor, hyper: Hyper) -> tor
         grad_N: as the optimizer saw it.
         hyper: of the step.
     """
-    return (1 - hyper.betas[1]) * grad_N.square() / exp_avg_sq_N
+    return (1 - hyper.betas[1]) * grad_N.square() / exp_avg_sq_N.clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def is_calm(spike_N: torch.Tensor, tolerance: float) -> bool:

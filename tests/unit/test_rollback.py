@@ -1,0 +1,255 @@
+"""What a rollback by arithmetic can do, what it refuses, and that its bound holds where others' guards fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.adamw import BETAS, Trace, bits_equal, cut, errors, log_of, noise, trace
+from zo_lightning.drain.adamw import AdamWState, Hyper
+from zo_lightning.drain.bounds import UNIT, ErrorBound, RelativeBound, highest_spike, is_calm, spike
+from zo_lightning.drain.errors import DrainError
+from zo_lightning.drain.rollback import backward, check_invertible, roll_back, undo
+
+COUNT = 20_000
+WARM = 50
+NAMES = ("param", "exp_avg", "exp_avg_sq")
+TOLERANCE = 1e-5
+
+
+def spiked(steps: int, at: int, factor: float) -> list[torch.Tensor]:
+    return [grad * (factor if step == at else 1) for step, grad in enumerate(noise(COUNT, steps), 1)]
+
+
+def student(steps: int) -> list[torch.Tensor]:
+    """Heavy tails: Student's t with two degrees of freedom."""
+    normal, others = noise(COUNT, steps), noise(COUNT, 2 * steps, seed=1)
+    return [grad / ((a**2 + b**2) / 2).sqrt() for grad, a, b in zip(normal, others[::2], others[1::2], strict=True)]
+
+
+def embedding(steps: int) -> list[torch.Tensor]:
+    """Gradients of an embedding whose tokens follow Zipf's law: most rows get none."""
+    drawn, rows = torch.Generator().manual_seed(0), 2_500
+    rates = 1 / torch.arange(1, rows + 1)
+    grads = []
+    for _ in range(steps):
+        tokens = torch.multinomial(rates, 512, replacement=True, generator=drawn)
+        each = torch.randn(len(tokens), COUNT // rows, generator=drawn)
+        grads.append(torch.zeros(rows, COUNT // rows).index_add_(0, tokens, each).flatten())
+    return grads
+
+
+def worst_ratio(run: Trace, start: int, stop: int, *, bitwise_forward: bool = True) -> dict[str, float]:
+    """The highest error over bound of any element on the way back."""
+    state, log = run.state(start), log_of(run)
+    bound, worst = ErrorBound.zero(state, bitwise_forward=bitwise_forward), dict.fromkeys(NAMES, 0.0)
+    while state.version > stop:
+        backward(state, *log[state.version], bound)
+        for name, true in run.states[state.version].tensors().items():
+            off = (state.tensors()[name].double() - true.double()).abs() / getattr(bound, name)
+            worst[name] = max(worst[name], off.max().item())
+    return worst
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1, 100.0])
+@pytest.mark.parametrize("factor", [1.0, 100.0, 1e5])
+def test_the_bound_holds_for_every_element(factor: float, decay: float) -> None:
+    """Over 64 steps, one of them a spike, with lr * weight_decay up to 0.16."""
+    worst = worst_ratio(trace(spiked(WARM + 64, WARM + 30, factor), weight_decay=decay), WARM + 64, WARM)
+    print(f"spike x{factor:g}, decay {decay:g}: error over bound at most {worst}")
+    assert all(ratio < 1 for ratio in worst.values())
+
+
+@pytest.mark.parametrize("kind", ["heavy tails", "embedding", "fused"])
+def test_the_bound_holds_for_other_gradients_and_kernels(kind: str) -> None:
+    grads = {"heavy tails": student, "embedding": embedding, "fused": lambda steps: noise(COUNT, steps)}[kind](
+        WARM + 16
+    )
+    kernel = "fused" if kind == "fused" else "for_loop"
+    worst = worst_ratio(
+        trace(grads, kernel=kernel, betas=(0.9, 0.95)), WARM + 16, WARM, bitwise_forward=kind != "fused"
+    )
+    print(f"{kind}: error over bound at most {worst}")
+    assert all(ratio < 1 for ratio in worst.values())
+
+
+def test_the_simpler_bound_of_the_first_moment_does_not_hold() -> None:
+    """(E + u |m_new|) / b + 3 u |m_old| leaves out that g - m is rounded."""
+    run = trace(noise(COUNT, WARM))
+    state = run.state(WARM)
+    backward(state, run.grads[WARM], run.hypers[WARM])
+    simple = UNIT * run.states[WARM].exp_avg.abs() / BETAS[0] + 3 * UNIT * state.exp_avg.abs()
+    ratio = ((state.exp_avg - run.states[WARM - 1].exp_avg).abs() / simple).max().item()
+    print(f"error over the simpler bound {ratio:.2f}")
+    assert 1 < ratio < 2
+
+
+# exp_avg after so many steps back, as published
+@pytest.mark.parametrize(("steps", "published"), [(8, 1.9e-7), (16, 5e-7), (32, 2.8e-6), (64, 8e-5), (128, 6.7e-2)])
+def test_the_first_moments_error_grows_exponentially(steps: int, published: float) -> None:
+    run = trace(noise(COUNT, WARM + 128))
+    state = run.state(WARM + steps)
+    bound = RelativeBound.over([(state, roll_back(state, log_of(run), WARM))])
+    off = errors(state, run.states[WARM])
+    print(f"{steps} steps: m {off['exp_avg']:.1e} (published {published:.1e}), p {off['param']:.1e}; bound: {bound}")
+    assert published / 1.5 < off["exp_avg"] < published * 1.5
+    assert all(off[name] < getattr(bound, name) for name in NAMES)
+
+
+def test_not_a_number_passes_a_naive_gate_and_not_ours() -> None:
+    run = trace(noise(COUNT, WARM))
+    grad = run.grads[WARM].clone()
+    grad[7] = torch.nan
+    share = spike(run.states[WARM].exp_avg_sq, grad, run.hypers[WARM])
+    assert not bool((share > highest_spike(TOLERANCE)).any())  # the naive gate sees nothing
+    assert not is_calm(share, TOLERANCE)
+    state = run.state(WARM)
+    bound = roll_back(state, {WARM: (grad, run.hypers[WARM])}, WARM - 1)
+    with pytest.raises(DrainError, match="exp_avg nan"):
+        RelativeBound.over([(state, bound)]).check(TOLERANCE)
+
+
+@pytest.mark.parametrize("start", [2, 4, 8, 16])
+def test_cold_start_is_refused(start: int) -> None:
+    """Without the refusal and without the clamp, second moments become negative and parameters no numbers."""
+    run = trace(noise(100_000, start), weight_decay=0.0)
+    state = run.state(start)
+    for version in range(start, 1, -1):
+        backward(state, run.grads[version], run.hypers[version])
+    with pytest.raises(DrainError, match="first step cannot be undone"):
+        backward(state, run.grads[1], run.hypers[1])
+
+    p, m, v = run.state(start).tensors().values()
+    for t in range(start, 0, -1):
+        hyper, grad = run.hypers[t], run.grads[t]
+        p = p + hyper.step_size * m / (v.sqrt() / hyper.correction + hyper.eps)
+        m, v = (m - (1 - BETAS[0]) * grad) / BETAS[0], (v - (1 - BETAS[1]) * grad.square()) / BETAS[1]
+    negative, lost = (v < 0).float().mean().item(), p.isnan().float().mean().item()
+    print(f"from step {start} to 0 unguarded: {negative:.0%} of v negative, {lost:.1e} of p not a number")
+    assert negative > 0.2 and (lost > 0 or start == 2)
+
+
+@pytest.mark.parametrize("kind", ["heavy tails", "embedding"])
+def test_a_gate_on_any_element_always_fires_where_gradients_are_uneven(kind: str) -> None:
+    """The bound weighs elements by size: heavy tails pass, an embedding's rarely used rows do not, and rightly so."""
+    run = trace({"heavy tails": student, "embedding": embedding}[kind](WARM + 4), betas=(0.9, 0.95))
+    steps = range(WARM + 1, WARM + 5)
+    shares = [spike(run.states[step].exp_avg_sq, run.grads[step], run.hypers[step]) for step in steps]
+    assert all(not is_calm(share, 1e-6) for share in shares)
+    often = torch.stack(shares).gt(0.9).float().mean().item()
+    state = run.state(WARM + 4)
+    bound = RelativeBound.over([(state, roll_back(state, log_of(run), WARM))])
+    off = errors(state, run.states[WARM])
+    print(
+        f"{kind}: a > 0.9 for {often:.1e} of the elements, in every step; p off by {off['param']:.1e}, bound: {bound}"
+    )
+    assert (bound.param > TOLERANCE) == (kind == "embedding") == (off["param"] > 1e-6)
+
+
+def test_half_precision_is_refused_because_it_is_lost() -> None:
+    grads = [grad.bfloat16() for grad in noise(COUNT, WARM)]
+    param = torch.nn.Parameter(torch.zeros(COUNT, dtype=torch.bfloat16))
+    optimizer = torch.optim.AdamW([param], lr=1e-3)
+    moments: list[torch.Tensor] = []
+    for grad in grads:
+        param.grad = grad.clone()
+        optimizer.step()
+        moments.append(optimizer.state[param]["exp_avg"].clone())
+    half = AdamWState(
+        param=param.detach(), exp_avg=moments[-1], exp_avg_sq=optimizer.state[param]["exp_avg_sq"], version=WARM
+    )
+    hyper = Hyper.from_group(optimizer.param_groups[0], t=WARM)
+    with pytest.raises(DrainError, match="bfloat16 has lost too much"):
+        backward(half, grads[-1], hyper)
+    wide = AdamWState(**{name: tensor.float() for name, tensor in half.tensors().items()}, version=WARM)
+    undo(wide, grads[-1], hyper)
+    off = ((wide.exp_avg - moments[-2]).norm() / moments[-2].norm()).item()
+    print(f"bfloat16 moments, one step back: exp_avg off by {off:.1e}")
+    assert 1e-3 < off < 4e-3
+
+
+@pytest.mark.parametrize("hyper", [{"betas": (0.0, 0.999)}, {"lr": 10.0, "weight_decay": 0.1}])
+def test_a_step_without_inverse_is_refused(hyper: dict[str, object]) -> None:
+    run = trace(noise(8, 3))
+    with pytest.raises(DrainError, match="residuals"):
+        check_invertible(run.state(3), replace(run.hypers[3], **hyper))
+
+
+def test_weight_decay_is_undone_with_the_steps_own_learning_rate() -> None:
+    run = trace(noise(COUNT, WARM + 8), lr=lambda version: 1e-3 * (1 + version % 7), weight_decay=0.1, std=1.0)
+    last, off = run.hypers[WARM + 8], {}
+    for own in (True, False):
+        state = run.state(WARM + 8)
+        for version in range(WARM + 8, WARM, -1):
+            hyper = run.hypers[version]
+            other = replace(hyper, weight_decay=hyper.weight_decay * last.lr / hyper.lr)
+            backward(state, run.grads[version], hyper if own else other)
+        off[own] = errors(state, run.states[WARM])["param"]
+    print(f"p off by {off[True]:.1e}, with the last step's rate by {off[False]:.1e}")
+    assert off[True] < 1e-7 and off[False] > 1e-4
+
+
+@pytest.mark.parametrize("product", [0.0, 1e-4, 1e-2, 0.5])
+def test_weight_decay_is_benign_in_the_optimizers_order(product: float) -> None:
+    """For lr * weight_decay as anyone sets it; at 0.5 every step back doubles the error."""
+    run = trace(noise(COUNT, WARM + 16), lr=1e-3, weight_decay=product / 1e-3)
+    state = run.state(WARM + 16)
+    roll_back(state, log_of(run), WARM)
+    off = errors(state, run.states[WARM])["param"]
+    print(f"lr * weight_decay = {product:g}: p off by {off:.1e} after 16 steps")
+    assert off < 2e-7 if product < 0.1 else 1e-4 < off < 1e-2
+
+
+def test_what_was_clipped_is_undone_with_what_the_optimizer_saw() -> None:
+    clip = torch.tensor(0.0213).item()
+    raw = spiked(WARM + 8, WARM + 4, 50.0)
+    run = trace([grad * clip if version == WARM + 4 else grad for version, grad in enumerate(raw, 1)])
+    off = {}
+    for name, used in (("float32", clip), ("bfloat16", torch.tensor(clip).bfloat16().item()), ("raw", 1.0)):
+        log = log_of(run) | {WARM + 4: (raw[WARM + 3], replace(run.hypers[WARM + 4], clip=used))}
+        state = run.state(WARM + 8)
+        roll_back(state, log, WARM)
+        off[name] = errors(state, run.states[WARM])
+        print(f"coefficient as {name}: m off by {off[name]['exp_avg']:.1e}, p by {off[name]['param']:.1e}")
+    assert off["float32"]["exp_avg"] < 1e-6 < 1e-5 < off["bfloat16"]["exp_avg"] < 1e-2 < 1 < off["raw"]["exp_avg"]
+
+
+def test_more_bits_in_the_inverse_do_not_help() -> None:
+    """What a step rounds is lost; float64 through and through is worse, most of all with constants of its own."""
+    run = trace(noise(COUNT, WARM + 8))
+    ours, wide, own = run.state(WARM + 8), run.state(WARM + 8), run.state(WARM + 8)
+    roll_back(ours, log_of(run), WARM)
+    for state, rounded in ((wide, True), (own, False)):
+
+        def constant(number: float, rounded: bool = rounded) -> float:
+            return torch.tensor(number).item() if rounded else number
+
+        p, m, v = (tensor.double() for tensor in state.tensors().values())
+        for version in range(WARM + 8, WARM, -1):
+            hyper, grad = run.hypers[version], run.grads[version].double()
+            p = (p + constant(hyper.step_size) * m / (v.sqrt() / hyper.correction + hyper.eps)) / constant(hyper.decay)
+            m = (m - constant(1 - BETAS[0]) * grad) / (1 - constant(1 - BETAS[0]))
+            v = ((v - constant(1 - BETAS[1]) * grad.square()) / constant(BETAS[1])).clamp(min=0)
+        state.param, state.exp_avg, state.exp_avg_sq = p, m, v
+    rows = {"ours": ours, "float64, float32 constants": wide, "float64": own}
+    off = {name: errors(state, run.states[WARM]) for name, state in rows.items()}
+    for name, row in off.items():
+        print(f"{name}: " + ", ".join(f"{tensor} {error:.1e}" for tensor, error in row.items()))
+    assert off["float64"]["exp_avg_sq"] > 3 * off["ours"]["exp_avg_sq"]
+    assert off["float64"]["param"] > off["ours"]["param"]
+    assert off["float64"]["exp_avg"] > 0.8 * off["ours"]["exp_avg"]  # no better either
+
+
+def test_a_skipped_step_goes_back_and_pieces_are_independent() -> None:
+    run = trace(noise(COUNT, WARM))
+    state = replace(run.state(WARM), version=WARM + 1)
+    skipped = replace(run.hypers[WARM], skipped=True)
+    bound = roll_back(state, {WARM + 1: (torch.full((COUNT,), torch.nan), skipped)}, WARM)
+    assert bits_equal(state, run.state(WARM)) and RelativeBound.over([(state, bound)]) == RelativeBound()
+    whole, piece = run.state(WARM), slice(64, 1000)
+    part = cut(whole, piece)
+    undo(whole, run.grads[WARM], run.hypers[WARM])
+    undo(part, run.grads[WARM][piece], run.hypers[WARM])
+    assert bits_equal(part, cut(whole, piece))
