@@ -76,12 +76,6 @@ def pieces(count: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
-def cut(state: AdamWState, piece: slice) -> AdamWState:
-    """A piece of a state, in memory of its own."""
-    whole = {name: tensor[piece].clone() for name, tensor in state.tensors().items()}
-    return AdamWState(**whole, version=state.version)
-
-
 def bits_equal(one: AdamWState, other: AdamWState) -> bool:
     """Whether two states are the same to the last bit."""
     pairs = zip(one.tensors().values(), other.tensors().values(), strict=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.adamw import bits_equal, cut, noise, pieces, trace
+from tests.adamw import bits_equal, noise, pieces, trace
 from zo_lightning.drain.adamw import ALIGNMENT, AdamWState, Hyper, forward, is_bitwise
 from zo_lightning.drain.errors import DrainError
 
@@ -20,11 +20,11 @@ HYPER = Hyper(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, t=1)
 def test_replay_has_the_optimizers_bits_however_the_tensor_is_cut(kernel: str, size: int) -> None:
     run = trace(noise(COUNT, 12), kernel=kernel, lr=lambda version: 1e-3 / version, weight_decay=0.1)
     for piece in pieces(COUNT, size):
-        state = cut(run.state(3), piece)
+        state = run.state(3)[piece]
         for version in range(4, 13):
             assert is_bitwise(run.hypers[version], state.param.device)
             forward(state, run.grads[version][piece], run.hypers[version])
-        assert bits_equal(state, cut(run.state(12), piece))
+        assert bits_equal(state, run.state(12)[piece])
 
 
 def test_fused_differs_from_the_others_and_depends_on_the_cut() -> None:
@@ -40,13 +40,13 @@ def test_fused_differs_from_the_others_and_depends_on_the_cut() -> None:
         """Parameters that are not as they were."""
         wrong = 0
         for piece in pieces(COUNT, size):
-            state = cut(run.state(0), piece)
+            state = run.state(0)[piece]
             for version in range(1, 13):
                 forward(state, grads[version - 1][piece], run.hypers[version])
             wrong += int((state.param != run.states[12].param[piece]).sum())
         return wrong
 
-    print(f"of {COUNT} parameters differ, cut by 7: {replayed(7)}, by {ALIGNMENT}: {replayed(ALIGNMENT)}")
+    print(f"of {COUNT} parameters differ by 7: {replayed(7)}, by {ALIGNMENT}: {replayed(ALIGNMENT)}")
     assert replayed(7) > 0 == replayed(ALIGNMENT)
 
 

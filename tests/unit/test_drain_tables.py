@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests import textbook
-from tests.adamw import Trace, bits_equal, cut, errors, joined, log_of, noise, trace
+from tests.adamw import Trace, bits_equal, errors, joined, log_of, noise, trace
 from zo_lightning.drain.adamw import AdamWState, forward
 from zo_lightning.drain.bounds import UNIT, RelativeBound
 from zo_lightning.drain.residuals import residuals, undo_exactly
@@ -28,7 +28,7 @@ def slices(shards: int, count: int = COUNT) -> list[slice]:
 
 def capture(run: Trace, window: Window) -> list[AdamWState]:
     """Every shard as it is at its own step."""
-    return [cut(run.states[window.captured(shard)], piece) for shard, piece in enumerate(slices(window.shards))]
+    return [run.state(window.captured(shard))[piece] for shard, piece in enumerate(slices(window.shards))]
 
 
 def go_on(state: AdamWState, run: Trace, steps: int) -> AdamWState:
@@ -104,7 +104,7 @@ def test_rolled_back_by_us(target: int) -> None:
         if state.version > version:
             bound = roll_back(state, log, version)
         while bitwise.version > version:
-            old, new = (cut(run.states[bitwise.version - back], piece) for back in (1, 0))
+            old, new = (run.states[bitwise.version - back][piece] for back in (1, 0))
             step = log[bitwise.version]
             undo_exactly(bitwise, *step, residuals(old, new, *step))
         rolled.append(state)

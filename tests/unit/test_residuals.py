@@ -60,6 +60,13 @@ def test_a_skipped_step_goes_back() -> None:
     assert bits_equal(new, old)
 
 
+def test_a_large_piece_goes_back() -> None:
+    run = trace(noise(300_001, 3))
+    state, step = run.state(3), (run.grads[3], run.hypers[3])
+    undo_exactly(state, *step, residuals(run.states[2], run.states[3], *step))
+    assert bits_equal(state, run.state(2))
+
+
 def test_residuals_of_another_piece_are_refused() -> None:
     run = trace(noise(100, 3))
     step = run.grads[3], run.hypers[3]

@@ -5,7 +5,7 @@ Shapes: N = elements of one piece.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from zo_lightning.drain.errors import DrainError
 
 ALIGNMENT = 64
 """Elements of a tensor that a cut must be a multiple of, so that vector loops fall on the elements they fell on."""
+
+_BLOCK = 1 << 17  # elements whose temporaries a CPU's cache holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +111,25 @@ class AdamWState:
         """The three tensors by the names that torch gives them."""
         return {"param": self.param, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
 
+    def __getitem__(self, piece: slice) -> AdamWState:
+        """A view of some of the elements, with a version of its own."""
+        return AdamWState(**{name: tensor[piece] for name, tensor in self.tensors().items()}, version=self.version)
+
     def clone(self) -> AdamWState:
         """A copy that shares no memory."""
         return AdamWState(**{name: tensor.clone() for name, tensor in self.tensors().items()}, version=self.version)
+
+
+def blocks(tensor_N: torch.Tensor) -> Iterator[slice]:
+    """Slices of a flat tensor: on CPU so short that temporaries stay in the cache, elsewhere all at once.
+
+    Examples:
+        >>> [block.stop for block in blocks(torch.empty(300_000))]
+        [131072, 262144, 300000]
+    """
+    count = len(tensor_N)
+    size = _BLOCK if tensor_N.device.type == "cpu" else max(count, 1)
+    return (slice(start, min(start + size, count)) for start in range(0, max(count, 1), size))
 
 
 def seen(grad_N: torch.Tensor, hyper: Hyper) -> torch.Tensor:

@@ -5,7 +5,7 @@ Shapes: N = elements of one piece.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 
 import torch
@@ -15,6 +15,7 @@ from zo_lightning.drain.errors import DrainError
 
 UNIT = 2.0**-24
 """Relative error of one rounding to float32."""
+_NAMES = ("param", "exp_avg", "exp_avg_sq")
 _SLACK = 1 + 2.0**-16  # products of two errors, and what the bound's own arithmetic rounds
 _DENORMAL = 2.0**-147  # what rounding costs where float32 ends
 _ZERO = 1e-30  # a norm below counts as this
@@ -52,6 +53,12 @@ class ErrorBound:
         zeros = {name: torch.zeros_like(tensor) for name, tensor in state.tensors().items()}
         return cls(**zeros, bitwise_forward=bitwise_forward)
 
+    @classmethod
+    def joined(cls, bounds: Sequence[ErrorBound]) -> ErrorBound:
+        """The bound of pieces that are put together again."""
+        whole = {name: torch.cat([getattr(bound, name) for bound in bounds]) for name in _NAMES}
+        return cls(**whole, bitwise_forward=bounds[0].bitwise_forward)
+
     def undo(self, new: AdamWState, old: AdamWState, grad_N: torch.Tensor, hyper: Hyper) -> None:
         """Carry the bound over one step back.
 
@@ -81,7 +88,8 @@ class ErrorBound:
         low_N, used_N, high_N = (denominator(new.exp_avg_sq + sign * self.exp_avg_sq) for sign in (-1, 0, 1))
         size_N = new.exp_avg.abs()
         off_N = size_N / used_N * torch.maximum(used_N / low_N - 1, 1 - used_N / high_N) + self.exp_avg / low_N
-        return (off_N + 10 * UNIT * size_N / used_N) * hyper.step_size
+        # six roundings each way, with a reciprocal
+        return (off_N + 12 * UNIT * size_N / used_N) * hyper.step_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +103,12 @@ class RelativeBound:
     @classmethod
     def over(cls, pieces: Iterable[tuple[AdamWState, ErrorBound | None]]) -> RelativeBound:
         """The bound over all pieces of a checkpoint, each with its own or with none because it is exact."""
-        names = ("param", "exp_avg", "exp_avg_sq")
-        errors, values = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+        errors, values = dict.fromkeys(_NAMES, 0.0), dict.fromkeys(_NAMES, 0.0)
         for state, bound in pieces:
-            for name in names:
+            for name in _NAMES:
                 values[name] += _square(getattr(state, name))
                 errors[name] += 0.0 if bound is None else _square(getattr(bound, name))
-        return cls(**{name: errors[name] ** 0.5 / max(values[name] ** 0.5, _ZERO) for name in names})
+        return cls(**{name: errors[name] ** 0.5 / max(values[name] ** 0.5, _ZERO) for name in _NAMES})
 
     def check(self, tolerance: float) -> None:
         """Refuse a checkpoint that may be further off than is allowed. A bound that is not a number is refused too.
@@ -118,8 +125,8 @@ class RelativeBound:
         """
         if not all(value <= tolerance for value in astuple(self)):
             raise DrainError(
-                f"rolled back, the checkpoint may be off by {self}, more than {tolerance:g}: roll back by residuals, "
-                "take target=newest, or allow more"
+                f"rolled back, the checkpoint may be off by {self}, more than `checkpoint.tolerance={tolerance:g}`: "
+                "take `checkpoint.rollback=residuals` or `checkpoint.target=newest`, or allow more"
             )
 
     def __str__(self) -> str:

@@ -7,7 +7,7 @@ the last bit. A spike or the first steps cost more bits and nothing else, so not
 The idea of storing what reversing a step loses is that of Maclaurin, Duvenaud and Adams (2015, arXiv:1502.03492) for
 momentum.
 
-Shapes: N = elements of one piece, B = bytes.
+Shapes: N = elements of one piece, n = of a block of it, B = bytes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import zlib
 
 import torch
 
-from zo_lightning.drain.adamw import AdamWState, Hyper
+from zo_lightning.drain.adamw import AdamWState, Hyper, blocks
 from zo_lightning.drain.errors import DrainError
 from zo_lightning.drain.rollback import undo
 
-_STEPS = (0, 1, -1)  # what codes 0 to 2 mean; code 3 is in the bytes behind
+_ESCAPED = 2  # of the four numbers that two bits can say, 0, 1, -2 and -1, the one that is in the bytes behind instead
 _WIDE = -128  # what a byte says of a number that it cannot hold
 
 
@@ -43,10 +43,15 @@ def residuals(old: AdamWState, new: AdamWState, grad_N: torch.Tensor, hyper: Hyp
     _check_float32(new)
     if hyper.skipped:
         return torch.empty(0, dtype=torch.uint8, device=new.param.device)
-    undone = new.clone()
-    undo(undone, grad_N, hyper)
-    pairs = zip(old.tensors().values(), undone.tensors().values(), strict=True)
-    return torch.cat([part for tensor, guess in pairs for part in _pack(_ordered(tensor) - _guess(guess))])
+    packed: list[list[torch.Tensor]] = [[] for _ in range(9)]  # codes, bytes and words of each of the three tensors
+    for block in blocks(new.param):
+        undone = new[block].clone()
+        undo(undone, grad_N[block], hyper)
+        pairs = zip(old[block].tensors().values(), undone.tensors().values(), strict=True)
+        parts = (part for true_n, undone_n in pairs for part in _pack(_ordered(true_n) - _guess(undone_n)))
+        for section, part in zip(packed, parts, strict=True):
+            section.append(part)
+    return torch.cat([part for section in packed for part in section])
 
 
 def undo_exactly(state: AdamWState, grad_N: torch.Tensor, hyper: Hyper, packed_B: torch.Tensor) -> None:
@@ -93,7 +98,7 @@ def decompress(data: bytes) -> torch.Tensor:
 
 def _check_float32(state: AdamWState) -> None:
     if any(tensor.dtype != torch.float32 for tensor in state.tensors().values()):
-        raise DrainError("residuals are of float32 states; take target=newest, which only goes forward")
+        raise DrainError("residuals are of float32 states; take `checkpoint.target=newest`, which only goes forward")
 
 
 def _ordered(tensor_N: torch.Tensor) -> torch.Tensor:
@@ -112,29 +117,28 @@ def _guess(undone_N: torch.Tensor) -> torch.Tensor:
     return _ordered(torch.nan_to_num(undone_N))
 
 
-def _pack(residual_N: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Codes, bytes and words of one tensor's residuals, each as uint8. Differences wrap round, as adding them does."""
-    codes_N = torch.full_like(residual_N, 3, dtype=torch.uint8)
-    for code, step in enumerate(_STEPS):
-        codes_N[residual_N == step] = code
-    fours = torch.nn.functional.pad(codes_N, (0, -len(codes_N) % 4)).view(-1, 4)
-    rest = residual_N[codes_N == 3]
+def _pack(residual_n: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Codes, bytes and words of residuals, each as uint8. Differences wrap round, as adding them does."""
+    escaped_n = (residual_n > 1) | (residual_n < -1)
+    codes_n = torch.where(escaped_n, _ESCAPED, residual_n & 3).to(torch.uint8)
+    fours = torch.nn.functional.pad(codes_n, (0, -len(codes_n) % 4)).view(-1, 4)
+    codes = fours[:, 0] | fours[:, 1] << 2 | fours[:, 2] << 4 | fours[:, 3] << 6
+    rest = residual_n[escaped_n]
     fits = (rest > _WIDE) & (rest < -_WIDE)
-    packed = fours[:, 0] | fours[:, 1] << 2 | fours[:, 2] << 4 | fours[:, 3] << 6
-    return packed, torch.where(fits, rest, _WIDE).to(torch.int8).view(torch.uint8), rest[~fits].view(torch.uint8)
+    return codes, torch.where(fits, rest, _WIDE).to(torch.int8).view(torch.uint8), rest[~fits].view(torch.uint8)
 
 
 def _unpack(packed_B: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Residuals of one tensor (count,), and the bytes behind theirs."""
     packed, packed_B = _take(packed_B, -(-count // 4))
     codes_N = torch.stack([packed >> shift & 3 for shift in (0, 2, 4, 6)], dim=1).flatten()[:count]
-    escaped_N = codes_N == 3
+    escaped_N = codes_N == _ESCAPED
     rest, packed_B = _take(packed_B, int(escaped_N.sum()))
     rest = rest.view(torch.int8).int()
     words, packed_B = _take(packed_B, 4 * int((rest == _WIDE).sum()))
     rest[rest == _WIDE] = words.clone().view(torch.int32)  # a copy is where an int32 may be
-    residual_N = torch.tensor((*_STEPS, 0), dtype=torch.int32, device=packed_B.device)[codes_N.long()]
-    residual_N[escaped_N] = rest
+    residual_N = (codes_N.int() ^ 2) - 2  # two bits with their sign
+    residual_N.masked_scatter_(escaped_N, rest)
     return residual_N, packed_B
 
 

@@ -3,7 +3,7 @@
 The forward step rounds, so several states lead to the same next one, and no arithmetic can tell which it was: more bits
 in the inverse do not help, other constants than the step's own float32 ones do harm.
 
-Shapes: N = elements of one piece.
+Shapes: N = elements of one piece, n = of a block of it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Mapping
 
 import torch
 
-from zo_lightning.drain.adamw import AdamWState, Hyper, seen
+from zo_lightning.drain.adamw import AdamWState, Hyper, blocks, seen
 from zo_lightning.drain.bounds import ErrorBound
 from zo_lightning.drain.errors import DrainError
 
-_WAY_OUT = "take target=newest, which only goes forward"
-_RESIDUALS = f"roll back by residuals, which cost a few bits for each parameter, or {_WAY_OUT}"
+_NEWEST = "take `checkpoint.target=newest`, which only goes forward"
+_RESIDUALS = f"take `checkpoint.rollback=residuals`, which costs a few bits for each parameter, or {_NEWEST}"
 
 
 def undo(state: AdamWState, grad_N: torch.Tensor, hyper: Hyper) -> None:
-    """Go one step back in place, in exact arithmetic up to rounding; check nothing.
+    """Go one step back in place, as exactly as can be told from the new state; check nothing.
 
-    Every device gives the same bits. The parameters take one float32 operation after the other, which leaves a
-    compiler nothing to contract. The moments take float64, where the product of two float32 numbers is exact, and are
-    rounded once.
+    The operations are the forward step's in reverse order, each rounded to float32: the second moment comes out exact
+    mostly, because what was added is taken off the same grid. Products that meet a sum are made in float64, where they
+    are exact, and divisors are tensors, for which no kernel puts a reciprocal: no compiler can round in another place.
 
     Args:
         state: float32, at the version that the step made.
@@ -35,20 +35,27 @@ def undo(state: AdamWState, grad_N: torch.Tensor, hyper: Hyper) -> None:
     state.version -= 1
     if hyper.skipped:
         return
-    grad_N = seen(grad_N, hyper).float()
-    rest1, rest2 = (_float32(1 - beta) for beta in hyper.betas)
-    update_N = (state.exp_avg * -hyper.step_size) / (state.exp_avg_sq.sqrt() / hyper.correction).add_(hyper.eps)
-    state.param.sub_(update_N)
+    for block in blocks(state.param):
+        _undo(state[block], seen(grad_N[block], hyper).float(), hyper)
+
+
+def _undo(state: AdamWState, grad_n: torch.Tensor, hyper: Hyper) -> None:
+    def number(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.full((), value, dtype=dtype, device=grad_n.device)
+
+    param_n, first_n, second_n = state.tensors().values()
+    param_n.sub_((first_n * -hyper.step_size) / (second_n.sqrt() / number(hyper.correction)).add_(hyper.eps))
     if hyper.weight_decay != 0:
-        state.param.div_(hyper.decay)
-    if hyper.t == 1:
-        state.exp_avg.zero_()
-        state.exp_avg_sq.zero_()
+        param_n.div_(number(hyper.decay))
+    if hyper.t == 1:  # what stood before is known
+        first_n.zero_()
+        second_n.zero_()
         return
-    square_N = (grad_N * rest2).double() * grad_N
-    state.exp_avg.copy_((state.exp_avg.double() - grad_N.double() * rest1) / (1 - rest1))
-    state.exp_avg_sq.copy_(state.exp_avg_sq.double() - square_N).div_(hyper.betas[1])
-    state.exp_avg_sq.clamp_(min=0)  # rounding can bring it below, and a root comes next
+    rest1, rest2 = (_float32(1 - beta) for beta in hyper.betas)
+    kept_n = first_n.double() - grad_n.double() * rest1
+    first_n.copy_(kept_n / number(1 - rest1, torch.float64))
+    second_n.copy_(second_n.double() - (grad_n * rest2).double() * grad_n)
+    second_n.div_(number(hyper.betas[1])).clamp_(min=0)  # rounding can bring it below, and a root comes next
 
 
 def backward(state: AdamWState, grad_N: torch.Tensor, hyper: Hyper, bound: ErrorBound | None = None) -> None:
@@ -79,7 +86,7 @@ def check_invertible(state: AdamWState, hyper: Hyper) -> None:
     kinds = {tensor.dtype for tensor in state.tensors().values()}
     if kinds != {torch.float32}:
         names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
-        raise DrainError(f"a state in {names} has lost too much to be rolled back: {_WAY_OUT}")
+        raise DrainError(f"a state in {names} has lost too much to be rolled back: {_NEWEST}")
     if hyper.skipped:
         return
     if hyper.t <= 1:
@@ -100,12 +107,19 @@ def roll_back(
         bitwise_forward: see ``ErrorBound``.
 
     Raises:
-        DrainError: see ``check_invertible``; the state is then lost.
+        DrainError: see ``check_invertible``; the state is as it was.
     """
-    bound = ErrorBound.zero(state, bitwise_forward=bitwise_forward)
-    while state.version > version:
-        backward(state, *log[state.version], bound)
-    return bound
+    for step in range(version + 1, state.version + 1):
+        check_invertible(state, log[step][1])
+    bounds = []
+    for block in blocks(state.param):
+        part = state[block]
+        bounds.append(ErrorBound.zero(part, bitwise_forward=bitwise_forward))
+        while part.version > version:
+            grad_N, hyper = log[part.version]
+            backward(part, grad_N[block], hyper, bounds[-1])
+    state.version = version
+    return ErrorBound.joined(bounds)
 
 
 def _float32(number: float) -> float:
