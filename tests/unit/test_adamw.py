@@ -46,7 +46,7 @@ def test_fused_differs_from_the_others_and_depends_on_the_cut() -> None:
             wrong += int((state.param != run.states[12].param[piece]).sum())
         return wrong
 
-    print(f"of {COUNT} parameters differ by 7: {replayed(7)}, by {ALIGNMENT}: {replayed(ALIGNMENT)}")
+    print(f"of {COUNT} parameters differ where it is cut by 7: {replayed(7)}, by {ALIGNMENT}: {replayed(ALIGNMENT)}")
     assert replayed(7) > 0 == replayed(ALIGNMENT)
 
 

@@ -60,6 +60,13 @@ def test_a_skipped_step_goes_back() -> None:
     assert bits_equal(new, old)
 
 
+@pytest.mark.parametrize("kernel", ["foreach", "fused"])
+def test_the_kernel_does_not_matter(kernel: str) -> None:
+    bits = walked_back(trace(STEADY, kernel=kernel), 66, 58)
+    print(f"{kernel}: {bits:.2f} bits per parameter and step")
+    assert bits < 3.5
+
+
 def test_a_large_piece_goes_back() -> None:
     run = trace(noise(300_001, 3))
     state, step = run.state(3), (run.grads[3], run.hypers[3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -286,6 +287,23 @@ def test_a_skipped_step_goes_back() -> None:
     skipped = replace(run.hypers[WARM], skipped=True)
     bound = roll_back(state, {WARM + 1: (torch.full((COUNT,), torch.nan), skipped)}, WARM)
     assert bits_equal(state, run.state(WARM)) and RelativeBound.over([(state, bound)]) == RelativeBound()
+
+
+def test_undoing_is_one_ieee_operation_after_the_other() -> None:
+    """NumPy has the same bits, which shares no code with torch: so will another device, if no compiler fuses."""
+    run = trace(noise(COUNT, WARM), weight_decay=0.1)
+    state, hyper, grad = run.state(WARM), run.hypers[WARM], run.grads[WARM].numpy()
+    f32, f64 = np.float32, np.float64
+    p, m, v = (tensor.clone().numpy() for tensor in state.tensors().values())
+    rest1, rest2 = (f32(1 - beta) for beta in hyper.betas)
+    denominator = np.sqrt(v) / f32(hyper.correction) + f32(hyper.eps)
+    p = (p - m * f32(-hyper.step_size) / denominator) / f32(hyper.decay)
+    m = ((m.astype(f64) - grad.astype(f64) * f64(rest1)) / (1 - f64(rest1))).astype(f32)
+    v = np.maximum((v.astype(f64) - (grad * rest2).astype(f64) * grad).astype(f32) / f32(hyper.betas[1]), f32(0))
+    undo(state, run.grads[WARM], hyper)
+    assert all(
+        np.array_equal(tensor.numpy(), same) for tensor, same in zip(state.tensors().values(), (p, m, v), strict=True)
+    )
 
 
 def test_bits_and_bound_do_not_depend_on_the_piece() -> None:

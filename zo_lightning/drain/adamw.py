@@ -174,7 +174,8 @@ def forward(state: AdamWState, grad_N: torch.Tensor, hyper: Hyper) -> None:
 def is_bitwise(hyper: Hyper, device: torch.device) -> bool:
     """Whether ``forward`` on CPU gives, by construction, the bits of a step that was done on a device.
 
-    For-loop and foreach on CPU do the same operations in the same order on every element, wherever it lies. The fused
+    For-loop and foreach on CPU do the same operations in the same order on every element, wherever it lies; a processor
+    of another kind, as one without fused multiply-add, has other bits for them, so replay where you train. The fused
     kernel rounds otherwise in its vector loop than in the rest behind it, so there it also matters where a tensor was
     cut (``ALIGNMENT``) and how threads shared it: equal bits were measured, but nothing promises them. Other devices
     contract products and sums by their own compiler's choice. In both cases the digest of the live state decides.

@@ -119,8 +119,8 @@ class ErrorBound:
         low_N, used_N, high_N = (denominator(new.exp_avg_sq + sign * self.exp_avg_sq) for sign in (-1, 0, 1))
         size_N = new.exp_avg.abs()
         off_N = size_N / used_N * torch.maximum(used_N / low_N - 1, 1 - used_N / high_N) + self.exp_avg / low_N
-        # six roundings each way, with a reciprocal
-        return (off_N + 12 * UNIT * size_N / used_N) * hyper.step_size
+        # seven roundings each way, with a reciprocal and a root that is off in its last bit
+        return (off_N + 14 * UNIT * size_N / used_N) * hyper.step_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

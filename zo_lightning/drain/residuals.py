@@ -2,7 +2,8 @@
 
 Where old and new state are both at hand, the new one is undone and the difference to the old is written down in units
 of the last place: mostly 0 or 1. Whoever has the new state, the gradient and the residuals then has the old state to
-the last bit. A spike or the first steps cost more bits and nothing else, so nothing has to be guarded.
+the last bit, whatever kernel or device did the step. A spike or the first steps cost more bits and nothing else, so
+nothing has to be guarded.
 
 The idea of storing what reversing a step loses is that of Maclaurin, Duvenaud and Adams (2015, arXiv:1502.03492) for
 momentum.

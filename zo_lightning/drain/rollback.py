@@ -25,7 +25,8 @@ def undo(state: AdamWState, grad_N: torch.Tensor, hyper: Hyper) -> None:
 
     The operations are the forward step's in reverse order, each rounded to float32: the second moment comes out exact
     mostly, because what was added is taken off the same grid. Products that meet a sum are made in float64, where they
-    are exact, and divisors are tensors, for which no kernel puts a reciprocal: no compiler can round in another place.
+    are exact, roots are rounded from there, and divisors are tensors, for which no kernel puts a reciprocal: so no
+    compiler and no library can round in another place.
 
     Args:
         state: float32, at the version that the step made.
@@ -44,7 +45,8 @@ def _undo(state: AdamWState, grad_n: torch.Tensor, hyper: Hyper) -> None:
         return torch.full((), value, dtype=dtype, device=grad_n.device)
 
     param_n, first_n, second_n = state.tensors().values()
-    param_n.sub_((first_n * -hyper.step_size) / (second_n.sqrt() / number(hyper.correction)).add_(hyper.eps))
+    root_n = second_n.double().sqrt_().float()  # torch's float32 root is not always the nearest
+    param_n.sub_((first_n * -hyper.step_size) / (root_n / number(hyper.correction)).add_(hyper.eps))
     if hyper.weight_decay != 0:
         param_n.div_(number(hyper.decay))
     if hyper.t == 1:  # what stood before is known
