@@ -35,6 +35,29 @@ def noise(count: int, steps: int, *, seed: int = 0, spike: float = 1.0) -> list[
     return [*grads[:-1], grads[-1] * spike]
 
 
+def spiked(count: int, steps: int, at: int, factor: float) -> list[torch.Tensor]:
+    """Normal gradients, that of one step times a factor."""
+    return [grad * (factor if step == at else 1) for step, grad in enumerate(noise(count, steps), 1)]
+
+
+def student(count: int, steps: int) -> list[torch.Tensor]:
+    """Heavy tails: Student's t with two degrees of freedom."""
+    normal, others = noise(count, steps), noise(count, 2 * steps, seed=1)
+    return [grad / ((a**2 + b**2) / 2).sqrt() for grad, a, b in zip(normal, others[::2], others[1::2], strict=True)]
+
+
+def embedding(count: int, steps: int) -> list[torch.Tensor]:
+    """Gradients of an embedding whose tokens follow Zipf's law: most rows get none."""
+    drawn, rows = torch.Generator().manual_seed(0), 2_500
+    rates = 1 / torch.arange(1, rows + 1)
+    grads = []
+    for _ in range(steps):
+        tokens = torch.multinomial(rates, 512, replacement=True, generator=drawn)
+        each = torch.randn(len(tokens), count // rows, generator=drawn)
+        grads.append(torch.zeros(rows, count // rows).index_add_(0, tokens, each).flatten())
+    return grads
+
+
 def trace(
     grads: list[torch.Tensor],
     *,

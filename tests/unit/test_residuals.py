@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -65,6 +70,30 @@ def test_the_kernel_does_not_matter(kernel: str) -> None:
     bits = walked_back(trace(STEADY, kernel=kernel), 66, 58)
     print(f"{kernel}: {bits:.2f} bits per parameter and step")
     assert bits < 3.5
+
+
+def test_a_processor_with_other_roundings_goes_back_to_the_same_bits(tmp_path: Path) -> None:
+    """Without fused multiply-add torch's steps have other bits forward, and the same ones back."""
+    run = trace(STEADY[:20])
+    step = run.grads[20], run.hypers[20]
+    packed = residuals(run.states[19], run.states[20], *step)
+    torch.save((run.states[20].tensors(), step[0], packed), tmp_path / "new.pt")
+    code = f"""
+import torch
+from zo_lightning.drain.adamw import AdamWState, Hyper
+from zo_lightning.drain.residuals import undo_exactly
+
+tensors, grad, packed = torch.load("new.pt")
+state = AdamWState(**tensors, version=20)
+undo_exactly(state, grad, {step[1]!r}, packed)
+torch.save(state.tensors(), "old.pt")
+print(torch.backends.cpu.get_cpu_capability())
+"""
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
+    print(f"here {torch.backends.cpu.get_cpu_capability()}, there {done.stdout.strip()}")
+    assert bits_equal(AdamWState(**torch.load(tmp_path / "old.pt"), version=19), run.state(19))
 
 
 def test_a_large_piece_goes_back() -> None:

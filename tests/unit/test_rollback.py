@@ -1,4 +1,4 @@
-"""What a rollback by arithmetic can do, what it refuses, and that its bound holds where others' guards fail."""
+"""What a rollback by arithmetic can do, and what it refuses."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.adamw import BETAS, Trace, bits_equal, errors, log_of, noise, trace
+from tests.adamw import BETAS, bits_equal, embedding, errors, log_of, noise, spiked, student, trace
 from zo_lightning.drain.adamw import AdamWState, Hyper
-from zo_lightning.drain.bounds import UNIT, ErrorBound, RelativeBound
+from zo_lightning.drain.bounds import RelativeBound
 from zo_lightning.drain.errors import DrainError
 from zo_lightning.drain.guard import highest_spike, is_calm, spike
 from zo_lightning.drain.rollback import backward, check_invertible, roll_back, undo
@@ -19,110 +19,6 @@ COUNT = 20_000
 WARM = 50
 NAMES = ("param", "exp_avg", "exp_avg_sq")
 TOLERANCE = 1e-5
-
-
-def spiked(steps: int, at: int, factor: float) -> list[torch.Tensor]:
-    return [grad * (factor if step == at else 1) for step, grad in enumerate(noise(COUNT, steps), 1)]
-
-
-def student(steps: int) -> list[torch.Tensor]:
-    """Heavy tails: Student's t with two degrees of freedom."""
-    normal, others = noise(COUNT, steps), noise(COUNT, 2 * steps, seed=1)
-    return [grad / ((a**2 + b**2) / 2).sqrt() for grad, a, b in zip(normal, others[::2], others[1::2], strict=True)]
-
-
-def embedding(steps: int) -> list[torch.Tensor]:
-    """Gradients of an embedding whose tokens follow Zipf's law: most rows get none."""
-    drawn, rows = torch.Generator().manual_seed(0), 2_500
-    rates = 1 / torch.arange(1, rows + 1)
-    grads = []
-    for _ in range(steps):
-        tokens = torch.multinomial(rates, 512, replacement=True, generator=drawn)
-        each = torch.randn(len(tokens), COUNT // rows, generator=drawn)
-        grads.append(torch.zeros(rows, COUNT // rows).index_add_(0, tokens, each).flatten())
-    return grads
-
-
-def worst_ratio(run: Trace, start: int, stop: int, *, bitwise_forward: bool = True) -> dict[str, float]:
-    """The highest error over bound of any element on the way back."""
-    state, log = run.state(start), log_of(run)
-    bound, worst = ErrorBound.zero(state, bitwise_forward=bitwise_forward), dict.fromkeys(NAMES, 0.0)
-    while state.version > stop:
-        backward(state, *log[state.version], bound)
-        for name, true in run.states[state.version].tensors().items():
-            off = (state.tensors()[name].double() - true.double()).abs() / getattr(bound, name)
-            worst[name] = max(worst[name], off.max().item())
-    return worst
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.1, 100.0])
-@pytest.mark.parametrize("factor", [1.0, 100.0, 1e5])
-def test_the_bound_holds_for_every_element(factor: float, decay: float) -> None:
-    """Over 64 steps, one of them a spike, with lr * weight_decay up to 0.16."""
-    worst = worst_ratio(trace(spiked(WARM + 64, WARM + 30, factor), weight_decay=decay), WARM + 64, WARM)
-    print(f"spike x{factor:g}, decay {decay:g}: error over bound at most {worst}")
-    assert all(ratio < 1 for ratio in worst.values())
-
-
-@pytest.mark.parametrize("kind", ["heavy tails", "embedding", "fused"])
-def test_the_bound_holds_for_other_gradients_and_kernels(kind: str) -> None:
-    grads = {"heavy tails": student, "embedding": embedding, "fused": lambda steps: noise(COUNT, steps)}[kind](
-        WARM + 16
-    )
-    kernel = "fused" if kind == "fused" else "for_loop"
-    worst = worst_ratio(
-        trace(grads, kernel=kernel, betas=(0.9, 0.95)), WARM + 16, WARM, bitwise_forward=kind != "fused"
-    )
-    print(f"{kind}: error over bound at most {worst}")
-    assert all(ratio < 1 for ratio in worst.values())
-
-
-def otherwise(state: AdamWState, grad: torch.Tensor, hyper: Hyper) -> None:
-    """The same step as another device may round it: no fused multiply-adds, reciprocals for quotients."""
-    rest1, rest2 = (1 - beta for beta in hyper.betas)
-    state.version += 1
-    state.param.mul_(hyper.decay)
-    state.exp_avg.add_((grad - state.exp_avg) * rest1)
-    state.exp_avg_sq.copy_(state.exp_avg_sq * hyper.betas[1] + grad * grad * rest2)
-    denominator = state.exp_avg_sq.sqrt() * (1 / torch.tensor(hyper.correction)) + hyper.eps
-    state.param.sub_(state.exp_avg * (1 / denominator) * hyper.step_size)
-
-
-@pytest.mark.parametrize("kind", ["heavy tails", "embedding", "spike"])
-@pytest.mark.parametrize("kernel", ["fused", "otherwise"])
-def test_a_replay_with_other_roundings_stays_within_its_bound(kernel: str, kind: str) -> None:
-    """As the replay of a GPU's run on CPU: not bitwise, but known to be close."""
-    last = WARM + 16
-    grads = (
-        spiked(last, WARM + 8, 1e3) if kind == "spike" else student(last) if kind == "heavy tails" else embedding(last)
-    )
-    run = trace(grads, kernel="fused")
-    live, state = run.state(WARM), run.state(WARM)
-    bound, worst = ErrorBound.zero(state, bitwise_forward=False), dict.fromkeys(NAMES, 0.0)
-    for version in range(WARM + 1, last + 1):
-        step = grads[version - 1], replace(run.hypers[version], fused=False)
-        if kernel == "fused":
-            live = run.state(version)
-        else:
-            otherwise(live, *step)
-        bound.forward(state, *step)
-        for name, true in live.tensors().items():
-            off = (state.tensors()[name].double() - true.double()).abs() / getattr(bound, name)
-            worst[name] = max(worst[name], off.max().item())
-    off, printed = errors(state, live), RelativeBound.over([(state, bound)])
-    print(f"{kernel}, {kind}: p off by {off['param']:.1e}; bound: {printed}; error over bound at most {worst}")
-    assert 0 < max(worst.values()) < 1 and printed.param < 1e-4
-
-
-def test_the_simpler_bound_of_the_first_moment_does_not_hold() -> None:
-    """(E + u |m_new|) / b + 3 u |m_old| leaves out that g - m is rounded."""
-    run = trace(noise(COUNT, WARM))
-    state = run.state(WARM)
-    backward(state, run.grads[WARM], run.hypers[WARM])
-    simple = UNIT * run.states[WARM].exp_avg.abs() / BETAS[0] + 3 * UNIT * state.exp_avg.abs()
-    ratio = ((state.exp_avg - run.states[WARM - 1].exp_avg).abs() / simple).max().item()
-    print(f"error over the simpler bound {ratio:.2f}")
-    assert 1 < ratio < 2
 
 
 # exp_avg after so many steps back, as published
@@ -173,7 +69,7 @@ def test_cold_start_is_refused(start: int) -> None:
 @pytest.mark.parametrize("kind", ["heavy tails", "embedding"])
 def test_a_gate_on_any_element_always_fires_where_gradients_are_uneven(kind: str) -> None:
     """The bound weighs elements by size: heavy tails pass, an embedding's rarely used rows do not, and rightly so."""
-    run = trace({"heavy tails": student, "embedding": embedding}[kind](WARM + 4), betas=(0.9, 0.95))
+    run = trace({"heavy tails": student, "embedding": embedding}[kind](COUNT, WARM + 4), betas=(0.9, 0.95))
     steps = range(WARM + 1, WARM + 5)
     shares = [spike(run.states[step].exp_avg_sq, run.grads[step], run.hypers[step]) for step in steps]
     assert all(not is_calm(share, 1e-6) for share in shares)
@@ -243,7 +139,7 @@ def test_weight_decay_is_benign_in_the_optimizers_order(product: float) -> None:
 
 def test_what_was_clipped_is_undone_with_what_the_optimizer_saw() -> None:
     clip = torch.tensor(0.0213).item()
-    raw = spiked(WARM + 8, WARM + 4, 50.0)
+    raw = spiked(COUNT, WARM + 8, WARM + 4, 50.0)
     run = trace([grad * clip if version == WARM + 4 else grad for version, grad in enumerate(raw, 1)])
     off = {}
     for name, used in (("float32", clip), ("bfloat16", torch.tensor(clip).bfloat16().item()), ("raw", 1.0)):
