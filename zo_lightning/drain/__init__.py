@@ -1,0 +1,1 @@
+"""Continuous drain of a first-order run: shards captured at different steps are replayed to one version."""
