@@ -218,6 +218,23 @@ def test_snapshots_are_read_back(run):
     assert status["last_saved_step"] == status["last_verified_step"] == 40 and status["failures"] == 0
 
 
+class Lies(Callback):
+    """Changes what the journal's records say, after they were applied."""
+
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == 35:
+            entries = trainer.optimizers[0].journal._entries
+            (key, coefficient), *_ = entries[33].record.terms
+            entries[33] = replace(entries[33], record=replace(entries[33].record, terms=((key, 2 * coefficient),)))
+
+
+def test_a_snapshot_that_does_not_follow_from_the_journal_is_not_verified(run, caplog):
+    checkpoint = keeper(run, every_n_steps=10)
+    fit(run, run.open_module(), checkpoint, Lies())
+    assert checkpoint.status()["last_saved_step"] == 40 and checkpoint.status()["last_verified_step"] == 30
+    assert "restore drill" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [

@@ -25,8 +25,8 @@ ORDER = (
     ("failure", "drain"),
     ("optim",),
     ("modules",),
-    ("strategies", "export", "bench"),
-    ("callbacks", "replay"),
+    ("strategies", "export", "bench", "replay"),
+    ("callbacks",),
     ("drill",),
     ("cli",),
 )

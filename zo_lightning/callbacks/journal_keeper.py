@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from lightning.pytorch import LightningModule, Trainer
@@ -16,9 +17,11 @@ from zo_lightning.checkpoint.journal import Identity, Journal
 from zo_lightning.checkpoint.restore_drill import RestoreDrill
 from zo_lightning.checkpoint.store import Loaded, Store
 from zo_lightning.errors import ConfigError, RankError
+from zo_lightning.kernels.team import one_thread
 from zo_lightning.modules import ZOModule
 from zo_lightning.modules.checkpoint import KEY, lasting_digest
 from zo_lightning.optim.zo_optimizer import ZOOptimizer
+from zo_lightning.replay import FactorHolder
 from zo_lightning.strategies.checkpoint_io import SNAPSHOT, RunCheckpointIO
 
 if TYPE_CHECKING:
@@ -61,7 +64,8 @@ class JournalKeeper:
         if self._journal.last_step >= step:
             log.info("the journal holds every step up to %d: none of them is made again", self._journal.last_step + 1)
         store = Store([settings.dirpath / "store", *settings.mirrors], keep=settings.keep, files=settings.files)
-        self._saver = BackgroundSaver(store, drill=RestoreDrill(store, _digest), patience=settings.max_stall)
+        drill = RestoreDrill(store, partial(_restored_digest, module, store, self._journal))
+        self._saver = BackgroundSaver(store, drill=drill, patience=settings.max_stall)
         io = cast(RunCheckpointIO, trainer.strategy.checkpoint_io)
         io.store, io.saver = store, self._saver
 
@@ -126,5 +130,20 @@ def _identity(module: ZOModule) -> Identity:
     )
 
 
-def _digest(loaded: Loaded) -> str:
-    return digest_factors(loaded.tree[KEY]["bank"])
+def _restored_digest(module: ZOModule, store: Store, journal: Journal, loaded: Loaded) -> str:
+    """Digest of a snapshot that was read back, made anew from the one before it and the journal where they lead to it.
+
+    A merge writes the base, which only the engine holds: its snapshots are read back alone.
+    """
+    read_back = digest_factors(loaded.tree[KEY]["bank"])
+    older = max((step for step in store.steps() if step < loaded.step), default=loaded.step)
+    steps = [step for step in range(older, loaded.step) if step in journal.entries]
+    if read_back != loaded.digest or not steps or len(steps) < loaded.step - older or module.bank.policy == "merge":
+        return read_back
+    entries = {step: journal.entries[step] for step in steps}
+    with one_thread():
+        holder = FactorHolder(module.layout, module.method, entries, module.seed)
+        holder.load(store.load(older).tree[KEY]["bank"])
+        for entry in entries.values():
+            holder.commit(entry.record)
+        return digest_factors(holder.snapshot())

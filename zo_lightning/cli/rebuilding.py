@@ -39,7 +39,7 @@ def replaying(config: DictConfig, run: Run, *, without: Collection[int] = ()) ->
             "`bank.policy=merge` writes the base's weights, so that a replay needs them: add `backend=dense` or "
             "`backend=packed`, with the `backend.dtype` of the run"
         )
-    holder: Holder = FactorHolder(layout, method, run, config.seed)
+    holder: Holder = FactorHolder(layout, method, run.entries, config.seed)
     try:
         if merges:
             backend.open(layout, method.direction, method.update, bank)

@@ -28,7 +28,7 @@ def _words(c0, c1, c2, c3, k0, k1):
     return c0, c1, c2, c3
 
 
-@njit(cache=CAN_KEEP, error_model="numpy")
+@njit(cache=CAN_KEEP, error_model="numpy", nogil=True)
 def _fill(drawn, table, seed, role, index, step, starts, counts):
     place = 0
     for matrix in range(len(counts)):

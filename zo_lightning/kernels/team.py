@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,22 @@ def run(loop: Any, arguments: np.ndarray) -> None:
     gomp = libgomp()
     assert gomp is not None
     gomp.GOMP_parallel(ctypes.c_void_p(loop.address), ctypes.c_void_p(arguments.ctypes.data), 0, 0)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch's loops in the calling thread: a team of its own would spin against that of the main thread."""
+    import torch
+
+    before = torch.get_num_threads()  # which also gives a new thread torch's number, once
+    if (gomp := libgomp()) is None:
+        yield
+        return
+    gomp.omp_set_num_threads(1)  # this thread's alone; torch's own setting would be every later thread's too
+    try:
+        yield
+    finally:
+        gomp.omp_set_num_threads(before)
 
 
 @intrinsic

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
 from zo_lightning.backends.digest import digest_factors
+from zo_lightning.checkpoint.journal import Entry
 from zo_lightning.core.bank import LowRankBank
 from zo_lightning.core.method import Method
 from zo_lightning.core.types import BankSpec, DirectionKey, Layout, Point, StepRecord
@@ -46,13 +47,13 @@ class FactorHolder:
     Args:
         layout: the trainable matrices.
         method: of the run.
-        run: whose records are committed.
+        entries: the steps that will be committed.
         seed: of the run.
     """
 
-    def __init__(self, layout: Layout, method: Method, run: Run, seed: int) -> None:
+    def __init__(self, layout: Layout, method: Method, entries: Mapping[int, Entry], seed: int) -> None:
         self._layout, self._method, self._seed = layout, method, seed
-        self._stages = {(key.seed, key.stage) for entry in run.entries.values() for key, _ in entry.record.terms}
+        self._stages = {(key.seed, key.stage) for entry in entries.values() for key, _ in entry.record.terms}
         self.bank = self._new_bank()
         for draw in (method.direction.left, method.direction.right):  # loads compiled code, which is not a step's time
             draw(DirectionKey(seed=seed, step=0, stage=0), layout, self.bank.device)
