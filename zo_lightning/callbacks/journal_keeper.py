@@ -42,6 +42,12 @@ class JournalKeeper:
         self._ended = -1  # version at the end of the last step
         self._logged: dict[str, float] = {}
 
+    def setup(self, trainer: Trainer) -> None:
+        """Have checkpoints restored from the store with all its places."""
+        settings = self._settings
+        self._store = Store(settings.places, keep=settings.keep, files=settings.files)
+        cast(RunCheckpointIO, trainer.strategy.checkpoint_io).store = self._store
+
     def start(self, trainer: Trainer, module: LightningModule) -> None:
         """Open the journal, which the module's steps then follow and lengthen, and the store.
 
@@ -63,11 +69,9 @@ class JournalKeeper:
         )
         if self._journal.last_step >= step:
             log.info("the journal holds every step up to %d: none of them is made again", self._journal.last_step + 1)
-        store = Store([settings.dirpath / "store", *settings.mirrors], keep=settings.keep, files=settings.files)
-        drill = RestoreDrill(store, partial(_restored_digest, module, store, self._journal))
-        self._saver = BackgroundSaver(store, drill=drill, patience=settings.max_stall)
-        io = cast(RunCheckpointIO, trainer.strategy.checkpoint_io)
-        io.store, io.saver = store, self._saver
+        drill = RestoreDrill(self._store, partial(_restored_digest, module, self._store, self._journal))
+        self._saver = BackgroundSaver(self._store, drill=drill, patience=settings.max_stall)
+        cast(RunCheckpointIO, trainer.strategy.checkpoint_io).saver = self._saver
 
     def step_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Take a snapshot where one is due, and log what changed."""
@@ -88,7 +92,9 @@ class JournalKeeper:
         assert isinstance(module, ZOModule) and self._saver is not None
         if module.backend.version:
             self._snapshot(trainer, module.backend.version)
-        self._saver.drain(_PATIENCE)
+        self._saver.close(_PATIENCE)
+        if (verified := self._saver.status().last_verified_step) is not None:
+            log.info("last verified restore: step %d", verified)
 
     def close(self) -> None:
         """Close journal and store."""
@@ -103,6 +109,8 @@ class JournalKeeper:
         return {name: float(value) for name, value in status.items() if value is not None}
 
     def _snapshot(self, trainer: Trainer, version: int) -> None:
+        assert self._journal is not None
+        self._journal.wait_durable()  # else a loss of power might leave the snapshot ahead of its journal
         # On every rank: Lightning's rule, though one alone writes.
         trainer.save_checkpoint(self._settings.dirpath / f"step{version:08d}{SNAPSHOT}", weights_only=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, get_args
@@ -11,12 +12,19 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from zo_lightning.checkpoint.files import Files, LocalFiles
 from zo_lightning.checkpoint.journal import Fsync
+from zo_lightning.checkpoint.store import Store, StoreError
 from zo_lightning.errors import ConfigError
 from zo_lightning.modules import ZOModule
+
+log = logging.getLogger(__name__)
 
 
 class Keeper(Protocol):
     """How one kind of training is kept."""
+
+    def setup(self, trainer: Trainer) -> None:
+        """Prepare for a checkpoint to be restored."""
+        ...
 
     def start(self, trainer: Trainer, module: LightningModule) -> None:
         """Take over what an earlier process left; the checkpoint that training begins from is restored."""
@@ -83,12 +91,33 @@ class ResilientCheckpoint(Checkpoint):
         self.files = files or LocalFiles()
         self._keeper: Keeper | None = None
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Prepare for a checkpoint to be restored."""
+        self._keeper = None
+        if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._keeper = self._keeper_of(pl_module)
+            self._keeper.setup(trainer)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take over what an earlier process left."""
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        self._keeper = self._keeper_of(pl_module)
-        self._keeper.start(trainer, pl_module)
+        if self._keeper is not None:
+            self._keeper.start(trainer, pl_module)
+
+    @property
+    def places(self) -> list[str | Path]:
+        """Where snapshots go, the run's own folder first."""
+        return [self.dirpath / "store", *self.mirrors]
+
+    def restorable(self, checkpoint: Path | None) -> Path | None:
+        """A checkpoint to begin from; None for a store of which nothing is whole: the journal has all steps."""
+        if checkpoint is None or not checkpoint.is_dir():
+            return checkpoint
+        try:
+            Store(self.places, files=self.files).load()
+        except StoreError as error:
+            log.warning("%s. The journal is gone through from the run's first step", error)
+            return None
+        return checkpoint
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Keep the step, if one has ended."""

@@ -71,8 +71,12 @@ class Session:
             KeyboardInterrupt: after Ctrl-C, once the checkpoint is written.
             SystemExit: after SIGTERM, likewise.
         """
+        from zo_lightning.callbacks.resilient_checkpoint import ResilientCheckpoint
         from zo_lightning.cli.lightning_errors import misconfigurations_named
 
+        for callback in self.trainer.checkpoint_callbacks:
+            if isinstance(callback, ResilientCheckpoint):
+                checkpoint = callback.restorable(checkpoint)
         with misconfigurations_named(), self._interruptible():
             self.trainer.fit(self.module, datamodule=self.data, ckpt_path=checkpoint, weights_only=True)
 
