@@ -194,17 +194,17 @@ def test_a_damaged_snapshot_is_named_and_an_older_one_is_gone_on_from(run, count
     assert newest.name in caplog.text
 
 
-def test_a_mirror_repairs_what_is_bad(run, counted, caplog):
+def test_a_mirror_stands_in_for_what_is_bad(run, counted, caplog):
     whole, _ = unbroken(run)
     mirrored = dict(mirrors=[str(run.root / "mirror")])
     cut(run, run.open_module(), 23, keeper(run, **mirrored))
-    for block in (run.root / STORE / "blocks").iterdir():
-        block.write_bytes(b"bad")
+    for manifest in (run.root / STORE / "manifests").iterdir():
+        manifest.write_bytes(b"bad")
     again = counted()
     module = run.open_module(again)
     fit(run, module, keeper(run, **mirrored), ckpt_path=run.root / STORE)
     assert again.asked == list(range(23, 40)) and torch.equal(left(module), left(whole))
-    assert "was repaired from" in caplog.text
+    assert "step-000000000020.json" in caplog.text and "first step" not in caplog.text
 
 
 def test_without_a_whole_snapshot_the_journal_is_gone_through(run, caplog):
