@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from zo_lightning.callbacks.throughput import Throughput
     from zo_lightning.data import ExampleDataModule
+    from zo_lightning.failure import Failures
     from zo_lightning.models.prepare import PreparedModel
     from zo_lightning.modules import ZOModule
 
@@ -201,6 +203,15 @@ def bank_spec(config: DictConfig, direction: Direction, capabilities: Capabiliti
     return BankSpec(rank=rank, capacity=capacity, policy=policy)
 
 
+def build_failures(config: DictConfig) -> Failures | None:
+    """What is to go wrong in the run; None for nothing, and on ranks other than the first."""
+    if not config.failure or os.environ.get("RANK", "0") != "0":
+        return None
+    from zo_lightning.failure import Failures
+
+    return Failures([instantiate(node) for node in config.failure.values()], Path(config.paths.output_dir))
+
+
 def num_steps(config: DictConfig) -> int:
     """Steps of the run; -1 where something else ends it."""
     return -1 if config.trainer.max_steps is None else int(config.trainer.max_steps)
@@ -212,14 +223,17 @@ def build_trainer(config: DictConfig, *callbacks: Callback, loggers: Sequence[Lo
     from lightning.pytorch.callbacks import Checkpoint
 
     from zo_lightning.callbacks.bank_summary import BankSummary
+    from zo_lightning.callbacks.failure_injection import FailureInjection
     from zo_lightning.cli.lightning_errors import misconfigurations_named
     from zo_lightning.strategies import ZOStrategyBase
     from zo_lightning.strategies.refused import check_callbacks
 
     seed_everything(config.seed, workers=True, verbose=False)
+    failures = build_failures(config)
+    injection = [FailureInjection(failures)] if failures else []
     summary = [BankSummary()] if config.trainer.enable_model_summary else []
     nodes = [config.checkpoint, *(config.callbacks or {}).values()]
-    all_callbacks = [*(instantiate(node) for node in nodes if node), *callbacks, *summary]
+    all_callbacks = [*(instantiate(node) for node in nodes if node), *callbacks, *summary, *injection]
     saves = any(isinstance(callback, Checkpoint) for callback in all_callbacks)
     with misconfigurations_named():
         trainer: Trainer = instantiate(

@@ -99,6 +99,7 @@ class RunConf:
     checkpoint: Any = None
     callbacks: Any = field(default_factory=dict)
     logger: Any = field(default_factory=dict)
+    failure: Any = field(default_factory=dict)
     paths: Any = MISSING
     extras: Any = MISSING
 
