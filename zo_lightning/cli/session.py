@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from zo_lightning.cli.errors import TERMINATED
+from zo_lightning.cli.errors import PREEMPTED, TERMINATED
 from zo_lightning.cli.loggers import build_loggers
 from zo_lightning.config import instantiate
 from zo_lightning.core.method import Method
 from zo_lightning.core.roles import Direction
 from zo_lightning.core.types import BankSpec, Capabilities, Score
 from zo_lightning.errors import ConfigError
+from zo_lightning.supervisor import heartbeat
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, Trainer
@@ -65,13 +66,19 @@ class Session:
         finally:
             module.backend.close()
 
+    def warm_up(self) -> None:
+        """Ask one step's requests of the base, which changes nothing: what is made at a first use is made."""
+        module, examples = self.module, self.data.train[: self.data.batch_size]
+        keys = module.method.direction.keys(seed=module.seed, step=0)
+        module.backend.evaluate(module.method.query.plan(keys, examples, module.backend.version, module.objective))
+
     def fit(self, checkpoint: Path | None) -> None:
         """Train, from a checkpoint if there is one.
 
         Raises:
             ConfigError: for a setting that Lightning refuses.
             KeyboardInterrupt: after Ctrl-C, once the checkpoint is written.
-            SystemExit: after SIGTERM, likewise.
+            SystemExit: after SIGTERM and SIGUSR1, likewise.
         """
         from zo_lightning.cli.lightning_errors import misconfigurations_named
 
@@ -100,12 +107,16 @@ class Session:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
+        from zo_lightning.callbacks.interrupt_checkpoint import Preempted
+
         # Lightning ends an interrupted run with exit code 1 and a terminated one with 0: neither says what happened.
         try:
             yield
-        except SystemExit:
+        except SystemExit as end:
             if not self.trainer.interrupted:
                 raise
+            if isinstance(end.__context__, Preempted):
+                raise SystemExit(PREEMPTED) from None
             if not self.trainer.received_sigterm:
                 raise KeyboardInterrupt from None
         if self.trainer.received_sigterm:  # even in the last batch, after which Lightning forgets it
@@ -224,16 +235,18 @@ def build_trainer(config: DictConfig, *callbacks: Callback, loggers: Sequence[Lo
 
     from zo_lightning.callbacks.bank_summary import BankSummary
     from zo_lightning.callbacks.failure_injection import FailureInjection
+    from zo_lightning.callbacks.heartbeats import Heartbeats
     from zo_lightning.cli.lightning_errors import misconfigurations_named
     from zo_lightning.strategies import ZOStrategyBase
     from zo_lightning.strategies.refused import check_callbacks
 
     seed_everything(config.seed, workers=True, verbose=False)
+    beats = [Heartbeats(heartbeat())] if heartbeat().is_supervised else []
     failures = build_failures(config)
     injection = [FailureInjection(failures)] if failures else []
     summary = [BankSummary()] if config.trainer.enable_model_summary else []
     nodes = [config.checkpoint, *(config.callbacks or {}).values()]
-    all_callbacks = [*(instantiate(node) for node in nodes if node), *callbacks, *summary, *injection]
+    all_callbacks = [*beats, *(instantiate(node) for node in nodes if node), *callbacks, *summary, *injection]
     saves = any(isinstance(callback, Checkpoint) for callback in all_callbacks)
     with misconfigurations_named():
         trainer: Trainer = instantiate(

@@ -16,7 +16,7 @@ from pathlib import Path
 from zo_lightning.checkpoint.files import OpenFile
 from zo_lightning.core.roles import Backend
 from zo_lightning.core.types import EvalRequest, Observation
-from zo_lightning.errors import ConfigError, EngineError
+from zo_lightning.errors import ConfigError, EngineDiedError
 from zo_lightning.failure.fault import Fault, kill
 from zo_lightning.failure.storage import StorageFault
 
@@ -111,12 +111,12 @@ class EngineDeath(ProcessFault):
     """The engine dies: its process is killed; one without a process of its own answers with an error."""
 
     def strike(self, backend: Backend) -> None:
-        """Raises ``EngineError`` where the engine is in this process."""
+        """Raises ``EngineDiedError`` where the engine is in this process."""
         engines = multiprocessing.active_children()
         for engine in engines:
             engine.kill()
         if not engines:
-            raise EngineError("`failure=engine_death` ended the engine")
+            raise EngineDiedError("`failure=engine_death` ended the engine")
 
 
 @dataclass(kw_only=True)
