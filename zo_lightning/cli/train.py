@@ -77,6 +77,8 @@ def run(config: DictConfig, *, overrides: Sequence[str] = ()) -> float | None:
 
 def _run(config: DictConfig, overrides: Sequence[str], *, sweep: bool = False) -> float | None:
     check_ranks(config, sweep=sweep)
+    if sweep and is_wanted(config):
+        raise ConfigError("`supervise` watches one run: leave it out of a sweep")
     if heartbeat().is_spare:
         return stand_by(config, overrides)
     checkpoint, folder = resolve_checkpoint(config, Path(config.paths.root))

@@ -70,6 +70,11 @@ class Child:
         with suppress(ProcessLookupError, PermissionError):  # all gone; on macOS, zombies
             os.killpg(self._process.pid, signal.SIGKILL)
 
+    def end(self) -> None:
+        """Kill it and wait until it is gone. Idempotent."""
+        self.kill()
+        self._process.wait()
+
     def _listen(self) -> None:
         with self._line.makefile("rb") as lines:
             for line in lines:

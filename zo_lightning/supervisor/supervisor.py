@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zo_lightning.supervisor.child import Child, Heard
-from zo_lightning.supervisor.heartbeat import AGAIN, FIRST, RESTORING, SPARE, TRAINING, Beat
+from zo_lightning.supervisor.heartbeat import AGAIN, FIRST, RESTORING, SPARE, STANDING_BY, TRAINING, Beat
 from zo_lightning.supervisor.incidents import Incident, Report
 from zo_lightning.supervisor.patience import Patience
 
@@ -80,7 +80,7 @@ class Supervisor:
             finally:
                 for process in (self._primary, self._spare):
                     if process is not None:
-                        process.kill()
+                        process.end()
         self._report.exit_code = child.exit_code
         return self._report
 
@@ -118,6 +118,8 @@ class Supervisor:
         if beat.done and child.phase == beat.phase:
             self._patience.learn(beat.phase, at - child.last_heard)
         child.phase, child.last_heard = beat.phase, at
+        if beat.phase == STANDING_BY:
+            log.info("a spare stands by")
         if child is not self._primary or beat.phase not in (RESTORING, TRAINING):
             return
         if self._open is not None and self._open.relaunch is None:
