@@ -223,6 +223,20 @@ def build_failures(config: DictConfig) -> Failures | None:
     return Failures([instantiate(node) for node in config.failure.values()], Path(config.paths.output_dir))
 
 
+def build_checkpoint(config: DictConfig, failures: Failures | None) -> Callback:
+    """What keeps the run, on disks that fail as ``failure`` says."""
+    from zo_lightning.callbacks.resilient_checkpoint import ResilientCheckpoint
+    from zo_lightning.failure import files_for
+
+    checkpoint: Callback = instantiate(config.checkpoint)
+    if failures is not None and failures.of_files:
+        if not isinstance(checkpoint, ResilientCheckpoint):
+            name = failures.of_files[0].name
+            raise ConfigError(f"`failure={name}` strikes at journal and snapshots: it needs `checkpoint=resilient`")
+        checkpoint.files = files_for(failures)
+    return checkpoint
+
+
 def num_steps(config: DictConfig) -> int:
     """Steps of the run; -1 where something else ends it."""
     return -1 if config.trainer.max_steps is None else int(config.trainer.max_steps)
@@ -245,8 +259,9 @@ def build_trainer(config: DictConfig, *callbacks: Callback, loggers: Sequence[Lo
     failures = build_failures(config)
     injection = [FailureInjection(failures)] if failures else []
     summary = [BankSummary()] if config.trainer.enable_model_summary else []
-    nodes = [config.checkpoint, *(config.callbacks or {}).values()]
-    all_callbacks = [*beats, *(instantiate(node) for node in nodes if node), *callbacks, *summary, *injection]
+    nodes = [node for node in (config.callbacks or {}).values() if node]
+    keeping = [build_checkpoint(config, failures)] if config.checkpoint else []
+    all_callbacks = [*beats, *keeping, *map(instantiate, nodes), *callbacks, *summary, *injection]
     saves = any(isinstance(callback, Checkpoint) for callback in all_callbacks)
     with misconfigurations_named():
         trainer: Trainer = instantiate(

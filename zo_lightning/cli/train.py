@@ -122,7 +122,7 @@ def stand_by(config: DictConfig, overrides: Sequence[str]) -> float | None:
         checkpoint, _ = resolve_checkpoint(config, Path(config.paths.root))
         with claimed(output, config, resume=True, overrides=overrides), recording(loggers, config):
             results = measured(session, base, checkpoint, config.optimized_metric)
-            return concluded(config, output, loggers, results, resumed=resume or checkpoint is not None)
+            return concluded(config, output, loggers, results, resumed=True)
 
 
 def concluded(
