@@ -86,7 +86,7 @@ SLOW = pytest.mark.slow
 def test_a_signal_ends_the_run_in_a_durable_state(tmp_path: Path, number: int, code: int, supervised: bool):
     folder = tmp_path / "run"
     run = start(*ENDLESS, f"supervise={str(supervised).lower()}", f"hydra.run.dir={folder}", cwd=tmp_path)
-    wait_for(lambda: (folder / "checkpoints" / "last.ckpt").exists(), run)
+    wait_for(lambda: any((folder / "checkpoints" / "store").glob("manifests/step-*")), run)
     run.send_signal(number)
     printed, _ = run.communicate(timeout=60)
     assert run.returncode == code and "Traceback" not in printed, printed

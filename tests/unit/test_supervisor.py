@@ -143,6 +143,18 @@ def test_signals_are_handed_on_and_end_it_with_the_runs_exit_code(run: Run, tmp_
     assert signal.getsignal(number) is before
 
 
+def test_a_signal_in_a_pause_ends_it_too(run: Run, tmp_path: Path):
+    def ask() -> None:
+        while not (tmp_path / "starts").exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=ask).start()
+    report = run((0, "kill"), (0, "wait for a signal"), pause=200.0)
+    assert report.exit_code == 143
+
+
 def test_a_spare_takes_over_and_another_one_waits_behind_it(run: Run, tmp_path: Path):
     report = run((3, "wait for the spare and kill"), (3, "kill"), (3, 0), spare=True, hang_floor=60.0)
     assert report.exit_code == 0 and starts(tmp_path) == ["first", "spare", "spare"]

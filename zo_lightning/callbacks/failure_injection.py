@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from zo_lightning.failure import Failures
+from zo_lightning.failure import Failures, Poisson
 from zo_lightning.failure.process import ProcessFault
 from zo_lightning.modules import ZOModule
 
@@ -27,11 +27,7 @@ class FailureInjection(Callback):
         """Start the clock."""
         self.failures.start(trainer.global_step)
         for fault in self.failures.of_process:
-            delay = self.failures.delay(fault)
-            if delay is not None:
-                self._timers.append(threading.Timer(delay, self._strike_from_timer, (fault, pl_module)))
-                self._timers[-1].daemon = True
-                self._timers[-1].start()
+            self._set_timer(fault, pl_module)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Strike what is due."""
@@ -46,6 +42,16 @@ class FailureInjection(Callback):
             timer.cancel()
         self._timers.clear()
 
+    def _set_timer(self, fault: ProcessFault, pl_module: LightningModule) -> None:
+        delay = self.failures.delay(fault)
+        if delay is not None:
+            timer = threading.Timer(delay, self._strike_from_timer, (fault, pl_module))
+            timer.daemon = True
+            self._timers.append(timer)
+            timer.start()
+
     def _strike_from_timer(self, fault: ProcessFault, pl_module: LightningModule) -> None:
         if self.failures.strikes_from_timer(fault):
             fault.strike(cast(ZOModule, pl_module).backend)
+        elif isinstance(fault, Poisson):  # it has struck at this step before
+            self._set_timer(fault, pl_module)

@@ -34,7 +34,7 @@ class Failures:
         self.ledger = Ledger(folder)
         self.step = 0
         self.num_bytes = 0
-        self.began = time.monotonic()
+        self.began: float | None = None  # training, in this process
         self._left: dict[str, int] = {}  # by name: strikes that remain of a failure that has begun
         for fault in faults:
             if isinstance(fault, CrossDeviceTmp):
@@ -43,7 +43,8 @@ class Failures:
     @property
     def now(self) -> Moment:
         """Where the run is."""
-        return Moment(self.step, time.monotonic() - self.began, self.num_bytes)
+        seconds = 0.0 if self.began is None else time.monotonic() - self.began
+        return Moment(self.step, seconds, self.num_bytes)
 
     def start(self, step: int) -> None:
         """Training begins in this process, after ``step`` steps of the run."""

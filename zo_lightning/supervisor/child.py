@@ -14,6 +14,10 @@ from typing import NamedTuple
 
 from zo_lightning.supervisor.heartbeat import GO, LINE, ROLE, STARTING, Beat
 
+_LAST_WORDS = (
+    1.0  # seconds for what a dead process has said; there is nothing to wait for unless a child of it lives on
+)
+
 
 class Heard(NamedTuple):
     """A child has beaten, or ended."""
@@ -44,10 +48,11 @@ class Child:
                 start_new_session=True,
             )
         self.last_heard = time.monotonic()
-        self.phase = STARTING
+        self.phase, self.step = STARTING, 0
         self.killed_in: str | None = None  # the phase in which it was killed for its silence
-        threading.Thread(target=self._listen, daemon=True).start()
-        threading.Thread(target=self._wait, daemon=True).start()
+        listener = threading.Thread(target=self._listen, daemon=True)
+        listener.start()
+        threading.Thread(target=self._wait, args=(listener,), daemon=True).start()
 
     @property
     def exit_code(self) -> int:
@@ -80,8 +85,10 @@ class Child:
             for line in lines:
                 self._tell(Heard(self, time.monotonic(), Beat.decode(line)))
 
-    def _wait(self) -> None:
+    def _wait(self, listener: threading.Thread) -> None:
         self._process.wait()
         at = time.monotonic()
-        self.kill()  # what it has left behind, such as an engine, would hold memory and locks
+        if self._process.returncode:
+            self.kill()  # what it has left behind, such as an engine, would hold memory and locks
+        listener.join(_LAST_WORDS)
         self._tell(Heard(self, at, None))

@@ -21,6 +21,7 @@ class Incident:
         first_step: from there to the end of the first new step.
         steps_lost: steps that were made again.
         by_spare: whether the spare took over.
+        time: of the clock, at detection.
     """
 
     cause: str
@@ -30,6 +31,7 @@ class Incident:
     first_step: float | None = None
     steps_lost: int | None = None
     by_spare: bool = False
+    time: str = ""
 
 
 @dataclass

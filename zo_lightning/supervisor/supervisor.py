@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class Supervisor:
         self._heard: queue.SimpleQueue[Heard | None] = queue.SimpleQueue()
         self._patience = Patience(start=settings.start_timeout, floor=settings.hang_floor, factor=settings.hang_factor)
         self._report = Report()
-        self._asked = False  # to end, by a signal
+        self._asked: int | None = None  # to end, by this signal
         self._step = 0  # the newest that any process has done
         self._without_progress = 0
         self._primary: Child | None = None
@@ -77,6 +78,8 @@ class Supervisor:
                 self._primary = self._start(FIRST)
                 while not self._is_over(child := self._watched(self._primary)):
                     self._primary = self._successor(child)
+                    if self._asked:  # in between, when there was nobody to hand it to
+                        self._primary.send(self._asked)
             finally:
                 for process in (self._primary, self._spare):
                     if process is not None:
@@ -117,6 +120,7 @@ class Supervisor:
     def _note(self, child: Child, at: float, beat: Beat) -> None:
         if beat.done and child.phase == beat.phase:
             self._patience.learn(beat.phase, at - child.last_heard)
+        restored, child.step = child.step, beat.step
         child.phase, child.last_heard = beat.phase, at
         if beat.phase == STANDING_BY:
             log.info("a spare stands by")
@@ -125,12 +129,13 @@ class Supervisor:
         if self._open is not None and self._open.relaunch is None:
             self._open.relaunch = at - self._detected
         if beat.phase == TRAINING and beat.done:
-            self._note_step(at, beat.step)
+            self._note_step(at, restored, beat.step)
 
-    def _note_step(self, at: float, step: int) -> None:
+    def _note_step(self, at: float, restored: int, step: int) -> None:
+        """A step, or a part of one, that was not in the journal; the first one goes on from what was restored."""
         incident = self._open
         if incident is not None and incident.steps_lost is None:
-            incident.steps_lost = max(incident.step - (step - 1), 0)
+            incident.steps_lost = max(incident.step - restored, 0)
         if step <= self._step:
             return
         self._step = step
@@ -156,7 +161,8 @@ class Supervisor:
 
     def _successor(self, child: Child) -> Child:
         cause = f"hang in {child.killed_in}" if child.killed_in else f"exit code {child.exit_code}"
-        incident = Incident(cause=cause, step=self._step, detection=self._detected - child.last_heard)
+        now = datetime.now(UTC).isoformat()
+        incident = Incident(cause=cause, step=self._step, detection=self._detected - child.last_heard, time=now)
         self._report.incidents.append(incident)
         self._open = incident
         log.warning("the run has ended: %s after step %d", cause, self._step)
@@ -181,7 +187,7 @@ class Supervisor:
     @contextmanager
     def _signals_handed_on(self) -> Iterator[None]:
         def hand_on(number: int, _: Any) -> None:
-            self._asked = True
+            self._asked = number
             if self._primary is not None:
                 self._primary.send(number)
             self._heard.put(None)  # wakes a pause
