@@ -49,6 +49,7 @@ class Child:
             )
         self.last_heard = time.monotonic()
         self.phase, self.step = STARTING, 0
+        self.warm: set[str] = set()  # phases in which it has done a piece of work; the first one takes longer
         self.killed_in: str | None = None  # the phase in which it was killed for its silence
         listener = threading.Thread(target=self._listen, daemon=True)
         listener.start()

@@ -34,7 +34,7 @@ class Settings:
         max_restarts: after so many the supervisor gives up.
         max_without_progress: and after so many in a row without a new step.
         pause: seconds before a restart that follows one without progress; doubled each time.
-        start_timeout: seconds of silence in a phase of which nothing is known, such as an engine's start.
+        start_timeout: seconds of silence before a process's first piece of work in a phase, as in an engine's start.
         hang_floor: seconds of silence at least.
         hang_factor: times the 95th percentile of the step time.
     """
@@ -102,7 +102,8 @@ class Supervisor:
     def _time_left(self, child: Child) -> float:
         if child.killed_in is not None:
             return self._settings.start_timeout  # only its end is still to come
-        return max(child.last_heard + self._patience.bound(child.phase) - time.monotonic(), 0.0)
+        bound = self._patience.bound(child.phase) if child.phase in child.warm else self._settings.start_timeout
+        return max(child.last_heard + bound - time.monotonic(), 0.0)
 
     def _take(self, seconds: float) -> Heard | None:
         """The next thing heard, taken note of; None if there is none in time, or a signal came."""
@@ -118,8 +119,10 @@ class Supervisor:
         return heard
 
     def _note(self, child: Child, at: float, beat: Beat) -> None:
-        if beat.done and child.phase == beat.phase:
+        if beat.done and beat.phase in child.warm and beat.phase == child.phase:
             self._patience.learn(beat.phase, at - child.last_heard)
+        if beat.done:
+            child.warm.add(beat.phase)
         restored, child.step = child.step, beat.step
         child.phase, child.last_heard = beat.phase, at
         if beat.phase == STANDING_BY:
