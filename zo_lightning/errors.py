@@ -29,6 +29,10 @@ class EngineError(ZOError):
     """The inference engine died or behaves unlike a supported version."""
 
 
+class EngineDiedError(EngineError):
+    """The inference engine was there and is gone: a new start may mend it."""
+
+
 class DivergedError(ZOError):
     """Too many steps in a row had a loss that is not finite."""
 

@@ -300,7 +300,7 @@ def test_a_killed_engine_ends_the_run_clearly_and_the_folder_goes_on(tmp_path: P
     for pid in engines_of(run.pid):
         os.kill(pid, signal.SIGKILL)
     printed, _ = run.communicate(timeout=60)
-    assert run.returncode == 2, printed
+    assert run.returncode == 75, printed
     assert "engine died" in printed and "Traceback" not in printed
     done = bank(tmp_path / "run")["version"]
     again = start(

@@ -41,7 +41,7 @@ def test_every_option_composes_and_is_built(option: str, tmp_path: Path):
         pytest.skip(f"composes; to be built it needs {needed}")
     if option == "trainer/gpu" and not torch.cuda.is_available():
         pytest.skip("composes; to be built it needs a GPU")
-    if group in ("trainer", "callbacks", "logger"):
+    if group in ("trainer", "callbacks", "logger", "failure"):
         trainer = build_trainer(config)
         assert trainer.default_root_dir == str(tmp_path)
     elif "_target_" in (config.get(group) or {}):

@@ -150,7 +150,7 @@ def test_the_death_of_a_rank_ends_the_run_with_its_checkpoint(tmp_path: Path):
     run, second = training(tmp_path)
     os.kill(second, signal.SIGKILL)
     printed, _ = run.communicate(timeout=60)
-    assert run.returncode == 2
+    assert run.returncode == 75
     assert "error: rank 1 ended with exit code -9" in printed and "rank1.log" in printed
     assert "Traceback" not in printed
     assert bank(tmp_path / "run")["version"] >= 3

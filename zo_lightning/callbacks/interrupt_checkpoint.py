@@ -18,11 +18,13 @@ log = logging.getLogger(__name__)
 
 
 class InterruptCheckpoint(Callback):
-    """Writes ``<dirpath>/<filename>.ckpt`` when training ends, by Ctrl-C, SIGTERM or an error too.
+    """Writes ``<dirpath>/<filename>.ckpt`` when training ends, by Ctrl-C, SIGTERM, SIGUSR1 or an error too.
 
-    SIGTERM and the first Ctrl-C let the running step end, so that its commit is whole; the second Ctrl-C leaves at once
-    and without a checkpoint. An earlier file stays as it is if the engine died or the run diverged (the state is gone
-    or not worth keeping), if there is no step to save, and if the disk is full.
+    SIGTERM, SIGUSR1 and the first Ctrl-C let the running step end, so that its commit is whole; the second Ctrl-C
+    leaves at once and without a checkpoint. An earlier file stays as it is if the engine died or the run diverged (the
+    state is gone or not worth keeping), if there is no step to save, and if the disk is full.
+
+    SIGUSR1 is left to a handler that is there already: Lightning's, which requeues a job of SLURM, or submitit's.
 
     Args:
         dirpath: where checkpoints go.
@@ -33,13 +35,16 @@ class InterruptCheckpoint(Callback):
         self.path = Path(dirpath) / f"{filename}.ckpt"
         self._training = False
         self._asked = False
-        self._previous_handler: Any = None
+        self._preempted = False
+        self._previous_handlers: dict[int, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take Ctrl-C over; only the main thread may."""
-        self._training, self._asked = True, False
+        """Take Ctrl-C and SIGUSR1 over; only the main thread may."""
+        self._training, self._asked, self._preempted = True, False, False
         if threading.current_thread() is threading.main_thread():
-            self._previous_handler = signal.signal(signal.SIGINT, self._on_ctrl_c)
+            self._previous_handlers[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_ctrl_c)
+            if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
+                self._previous_handlers[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_preemption)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Stop here if asked: the step is complete."""
@@ -80,18 +85,26 @@ class InterruptCheckpoint(Callback):
         # Not by logging or print: a signal may come in the middle of one.
         os.write(2, b"\nCtrl-C: the step will end and be saved; press it again to leave at once\n")
 
+    def _on_preemption(self, *_: Any) -> None:
+        self._asked = self._preempted = True
+
     def _stop_if_asked(self, trainer: Trainer) -> None:
         # Lightning looks for SIGTERM too, but not at the end of the last step. All ranks stop at the same one,
         # whichever of them was asked.
         terminated = trainer.received_sigterm
         if trainer.strategy.reduce_boolean_decision(self._asked or terminated, all=False):
-            raise SIGTERMException if terminated and not self._asked else KeyboardInterrupt
+            if terminated and not self._asked:
+                raise SIGTERMException
+            raise Preempted if self._preempted else KeyboardInterrupt
 
     def _give_back(self) -> None:
         self._training = False
-        if self._previous_handler is not None:
-            signal.signal(signal.SIGINT, self._previous_handler)
-            self._previous_handler = None
+        while self._previous_handlers:
+            signal.signal(*self._previous_handlers.popitem())
+
+
+class Preempted(KeyboardInterrupt):
+    """SIGUSR1: a scheduler wants the machine back."""
 
 
 class _LeaveAtOnce(KeyboardInterrupt):

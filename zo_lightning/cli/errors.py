@@ -9,11 +9,13 @@ from contextlib import contextmanager
 
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from zo_lightning.errors import ZOError
+from zo_lightning.errors import EngineDiedError, RankError, ZOError
 
 INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
 TERMINATED = 143  # and one that SIGTERM ended
+PREEMPTED = 138  # and one that SIGUSR1 ended
 FAILED = 2
+TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the same command may succeed
 
 
 @contextmanager
@@ -39,7 +41,7 @@ def reported() -> Iterator[None]:
         if isinstance(error, OSError) and error.errno != errno.ENOSPC:
             raise
         print(f"error: {error if isinstance(error, ZOError) else _no_space(error)}", file=sys.stderr)
-        raise SystemExit(FAILED) from None
+        raise SystemExit(TRY_AGAIN if isinstance(error, EngineDiedError | RankError) else FAILED) from None
 
 
 def _known_keys(error: OmegaConfBaseException) -> str:

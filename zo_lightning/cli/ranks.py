@@ -101,7 +101,7 @@ def follow() -> None:
 
     quiet_libraries()
     from zo_lightning.cli.session import build
-    from zo_lightning.cli.train import measured
+    from zo_lightning.cli.train import Base, measured
 
     ranks = _connected()
     with reported(), ranks.telling():
@@ -110,7 +110,7 @@ def follow() -> None:
             session = build(config)
             with session.engine():
                 if job == "train":
-                    measured(session, checkpoint, config.optimized_metric)
+                    measured(session, Base.of(session), checkpoint, config.optimized_metric)
                 else:
                     session.test(checkpoint)
 

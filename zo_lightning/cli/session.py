@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from zo_lightning.cli.errors import TERMINATED
+from zo_lightning.cli.errors import PREEMPTED, TERMINATED
 from zo_lightning.cli.loggers import build_loggers
 from zo_lightning.config import instantiate
 from zo_lightning.core.method import Method
 from zo_lightning.core.roles import Direction
 from zo_lightning.core.types import BankSpec, Capabilities, Score
 from zo_lightning.errors import ConfigError
+from zo_lightning.supervisor import heartbeat
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, Trainer
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from zo_lightning.callbacks.throughput import Throughput
     from zo_lightning.data import ExampleDataModule
+    from zo_lightning.failure import Failures
     from zo_lightning.models.prepare import PreparedModel
     from zo_lightning.modules import ZOModule
 
@@ -63,13 +66,19 @@ class Session:
         finally:
             module.backend.close()
 
+    def warm_up(self) -> None:
+        """Ask one step's requests of the base, which changes nothing: what is made at a first use is made."""
+        module, examples = self.module, self.data.train[: self.data.batch_size]
+        keys = module.method.direction.keys(seed=module.seed, step=0)
+        module.backend.evaluate(module.method.query.plan(keys, examples, module.backend.version, module.objective))
+
     def fit(self, checkpoint: Path | None) -> None:
         """Train, from a checkpoint if there is one.
 
         Raises:
             ConfigError: for a setting that Lightning refuses.
             KeyboardInterrupt: after Ctrl-C, once the checkpoint is written.
-            SystemExit: after SIGTERM, likewise.
+            SystemExit: after SIGTERM and SIGUSR1, likewise.
         """
         from zo_lightning.callbacks.resilient_checkpoint import ResilientCheckpoint
         from zo_lightning.cli.lightning_errors import misconfigurations_named
@@ -102,12 +111,16 @@ class Session:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
+        from zo_lightning.callbacks.interrupt_checkpoint import Preempted
+
         # Lightning ends an interrupted run with exit code 1 and a terminated one with 0: neither says what happened.
         try:
             yield
-        except SystemExit:
+        except SystemExit as end:
             if not self.trainer.interrupted:
                 raise
+            if isinstance(end.__context__, Preempted):
+                raise SystemExit(PREEMPTED) from None
             if not self.trainer.received_sigterm:
                 raise KeyboardInterrupt from None
         if self.trainer.received_sigterm:  # even in the last batch, after which Lightning forgets it
@@ -205,6 +218,29 @@ def bank_spec(config: DictConfig, direction: Direction, capabilities: Capabiliti
     return BankSpec(rank=rank, capacity=capacity, policy=policy)
 
 
+def build_failures(config: DictConfig) -> Failures | None:
+    """What is to go wrong in the run; None for nothing, and on ranks other than the first."""
+    if not config.failure or os.environ.get("RANK", "0") != "0":
+        return None
+    from zo_lightning.failure import Failures
+
+    return Failures([instantiate(node) for node in config.failure.values()], Path(config.paths.output_dir))
+
+
+def build_checkpoint(config: DictConfig, failures: Failures | None) -> Callback:
+    """What keeps the run, on disks that fail as ``failure`` says."""
+    from zo_lightning.callbacks.resilient_checkpoint import ResilientCheckpoint
+    from zo_lightning.failure import files_for
+
+    checkpoint: Callback = instantiate(config.checkpoint)
+    if failures is not None and failures.of_files:
+        if not isinstance(checkpoint, ResilientCheckpoint):
+            name = failures.of_files[0].name
+            raise ConfigError(f"`failure={name}` strikes at journal and snapshots: it needs `checkpoint=resilient`")
+        checkpoint.files = files_for(failures)
+    return checkpoint
+
+
 def num_steps(config: DictConfig) -> int:
     """Steps of the run; -1 where something else ends it."""
     return -1 if config.trainer.max_steps is None else int(config.trainer.max_steps)
@@ -216,14 +252,20 @@ def build_trainer(config: DictConfig, *callbacks: Callback, loggers: Sequence[Lo
     from lightning.pytorch.callbacks import Checkpoint
 
     from zo_lightning.callbacks.bank_summary import BankSummary
+    from zo_lightning.callbacks.failure_injection import FailureInjection
+    from zo_lightning.callbacks.heartbeats import Heartbeats
     from zo_lightning.cli.lightning_errors import misconfigurations_named
     from zo_lightning.strategies import ZOStrategyBase
     from zo_lightning.strategies.refused import check_callbacks
 
     seed_everything(config.seed, workers=True, verbose=False)
+    beats = [Heartbeats(heartbeat())] if heartbeat().is_supervised else []
+    failures = build_failures(config)
+    injection = [FailureInjection(failures)] if failures else []
     summary = [BankSummary()] if config.trainer.enable_model_summary else []
-    nodes = [config.checkpoint, *(config.callbacks or {}).values()]
-    all_callbacks = [*(instantiate(node) for node in nodes if node), *callbacks, *summary]
+    nodes = [node for node in (config.callbacks or {}).values() if node]
+    keeping = [build_checkpoint(config, failures)] if config.checkpoint else []
+    all_callbacks = [*beats, *keeping, *map(instantiate, nodes), *callbacks, *summary, *injection]
     saves = any(isinstance(callback, Checkpoint) for callback in all_callbacks)
     with misconfigurations_named():
         trainer: Trainer = instantiate(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,20 @@ from zo_lightning.cli.launchers import check_launchers
 from zo_lightning.cli.loggers import build_loggers, record_base, record_results, recording
 from zo_lightning.cli.overrides import with_saved_overrides
 from zo_lightning.cli.ranks import all_ranks, check_ranks, follow, is_follower
+from zo_lightning.cli.supervise import is_wanted, spelled_out, supervise
 from zo_lightning.cli.sweep import run_job
 from zo_lightning.cli.terminal import quiet_libraries
 from zo_lightning.config import register
+from zo_lightning.config.resolvers import ABOUT
 from zo_lightning.errors import ConfigError, EngineError
+from zo_lightning.supervisor import connect, heartbeat
 
 if TYPE_CHECKING:
+    from lightning.pytorch.loggers import Logger
+
     from zo_lightning.cli.report import Results
     from zo_lightning.cli.session import Session
+    from zo_lightning.core.types import BaseDigest
 
 log = logging.getLogger(__name__)
 register()
@@ -37,8 +44,9 @@ def main() -> None:
     if is_follower():
         return follow()
     with reported():
+        connect()
         check_launchers(sys.argv[1:])
-        sys.argv[1:] = with_saved_overrides(sys.argv[1:])
+        sys.argv[1:] = with_saved_overrides(spelled_out(sys.argv[1:]))
         _main()
 
 
@@ -51,6 +59,8 @@ def _main(config: DictConfig) -> float | None:
         return run_job(lambda: _run(config, overrides, sweep=True), Path(hydra_config.runtime.output_dir), overrides)
     with reported():
         _check_is_run(hydra_config.runtime.choices.get("sweep"), config)
+        if is_wanted(config):
+            raise SystemExit(supervise(config, sys.argv[1:]))
     return run(config, overrides=overrides)
 
 
@@ -67,12 +77,17 @@ def run(config: DictConfig, *, overrides: Sequence[str] = ()) -> float | None:
 
 def _run(config: DictConfig, overrides: Sequence[str], *, sweep: bool = False) -> float | None:
     check_ranks(config, sweep=sweep)
+    if sweep and is_wanted(config):
+        raise ConfigError("`supervise` watches one run: leave it out of a sweep")
+    if heartbeat().is_spare:
+        return stand_by(config, overrides)
     checkpoint, folder = resolve_checkpoint(config, Path(config.paths.root))
     if folder is not None:
         config.paths.output_dir = str(folder)
     output = Path(config.paths.output_dir)
-    with claimed(output, config, resume=folder is not None, overrides=overrides):
-        return train(config, output, checkpoint, resume=folder is not None)
+    goes_on = folder is not None or (heartbeat().goes_on and (output / ABOUT).exists())
+    with claimed(output, config, resume=goes_on, overrides=overrides):
+        return train(config, output, checkpoint, resume=goes_on)
 
 
 def train(config: DictConfig, output: Path, checkpoint: Path | None, *, resume: bool = False) -> float | None:
@@ -87,22 +102,59 @@ def train(config: DictConfig, output: Path, checkpoint: Path | None, *, resume: 
     log.info("%s", session.describe())
     with recording(loggers, config):
         with all_ranks(config, checkpoint, "train"), session.engine():
-            results = measured(session, checkpoint, config.optimized_metric)
-        if (checkpoint or resume) and not results.seconds_per_step:
-            log.warning(
-                "no step was left to train: the run is at step %d already, see `trainer.max_steps`", results.steps
-            )
-            results = results.with_training_of(output)
-        if not (output / "results.json").exists():  # a run that goes on after its end has logged it
-            record_base(loggers, results.before)
-        curve = _report(f"{config.model.name} on {config.task.name}", output, results)
-        record_results(loggers, results, curve)
+            results = measured(session, Base.of(session), checkpoint, config.optimized_metric)
+        return concluded(config, output, loggers, results, resumed=resume or checkpoint is not None)
+
+
+def stand_by(config: DictConfig, overrides: Sequence[str]) -> float | None:
+    """Be a supervisor's spare: open the engine, wait, and take over the run in the folder that ``ckpt_path`` names."""
+    quiet_libraries()
+    from zo_lightning.cli.session import build
+
+    output = Path(config.ckpt_path)
+    config.paths.output_dir = str(output)
+    loggers = build_loggers(config)
+    session = build(config, loggers)
+    with session.engine():
+        base = Base.of(session)
+        session.warm_up()
+        heartbeat().stand_by()
+        checkpoint, _ = resolve_checkpoint(config, Path(config.paths.root))
+        with claimed(output, config, resume=True, overrides=overrides), recording(loggers, config):
+            results = measured(session, base, checkpoint, config.optimized_metric)
+            return concluded(config, output, loggers, results, resumed=True)
+
+
+def concluded(
+    config: DictConfig, output: Path, loggers: Sequence[Logger], results: Results, *, resumed: bool
+) -> float | None:
+    """Write and show the results of a run that is at its end."""
+    if resumed and not results.seconds_per_step:
+        log.warning("no step was left to train: the run is at step %d already, see `trainer.max_steps`", results.steps)
+        results = results.with_training_of(output)
+    if not (output / "results.json").exists():  # a run that goes on after its end has logged it
+        record_base(loggers, results.before)
+    curve = _report(f"{config.model.name} on {config.task.name}", output, results)
+    record_results(loggers, results, curve)
     if not results.base_digest_unchanged and config.bank.policy.value != "merge":
         raise EngineError("the base weights changed, though no policy may write them: the results cannot be trusted")
     return results.optimized_metric.value
 
 
-def measured(session: Session, checkpoint: Path | None, optimized: str) -> Results:
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The frozen base as the engine holds it before the run."""
+
+    digest: BaseDigest
+    snapshot: dict[str, Any]
+
+    @staticmethod
+    def of(session: Session) -> Base:
+        """Of an engine that has just been opened."""
+        return Base(session.module.backend.digest(), session.module.backend.snapshot())
+
+
+def measured(session: Session, base: Base, checkpoint: Path | None, optimized: str) -> Results:
     """Train, then test the frozen base and what was learned, on every rank.
 
     The base waits so that training begins at once; one that is written during the run is tested first.
@@ -110,11 +162,10 @@ def measured(session: Session, checkpoint: Path | None, optimized: str) -> Resul
     from zo_lightning.cli.report import Metric, Results, Scores
 
     module, trainer = session.module, session.trainer
-    digest, base = module.backend.digest(), module.backend.snapshot()
-    before = _base_scores(session, base) if module.bank.policy == "merge" else None
+    before = _base_scores(session, base.snapshot) if module.bank.policy == "merge" else None
     session.fit(checkpoint)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    before = before or _base_scores(session, base)
+    before = before or _base_scores(session, base.snapshot)
     after = session.test()
     metrics |= after
     if optimized not in metrics:
@@ -130,9 +181,9 @@ def measured(session: Session, checkpoint: Path | None, optimized: str) -> Resul
         after=Scores.of(after, session.num_scored),
         seconds_per_step=session.throughput.seconds_per_step,
         tokens_per_second=session.throughput.tokens_per_second,
-        base_digest=digest.hex,
-        base_digest_unchanged=module.backend.digest() == digest,
-        num_parameters=digest.num_parameters,
+        base_digest=base.digest.hex,
+        base_digest_unchanged=module.backend.digest() == base.digest,
+        num_parameters=base.digest.num_parameters,
         truncated_examples=session.num_truncated,
         optimized_metric=Metric(name=optimized, value=metrics.get(optimized)),
     )

@@ -77,6 +77,20 @@ class ExtrasConf:
 
 
 @dataclass
+class SuperviseConf:
+    """A parent that starts the run again; ``supervise=true`` is short for ``supervise.enabled=true``."""
+
+    enabled: bool = False
+    spare: bool = False
+    max_restarts: int = 20
+    max_without_progress: int = 3
+    pause: float = 1.0
+    start_timeout: float = 900.0
+    hang_floor: float = 10.0
+    hang_factor: float = 10.0
+
+
+@dataclass
 class RunConf:
     """The root of a run."""
 
@@ -87,6 +101,7 @@ class RunConf:
     objective: ObjectiveConf = field(default_factory=ObjectiveConf)
     data: DataConf = field(default_factory=DataConf)
     bank: BankConf = field(default_factory=BankConf)
+    supervise: SuperviseConf = field(default_factory=SuperviseConf)
     model: Any = MISSING
     task: Any = MISSING
     direction: Any = MISSING
@@ -99,6 +114,7 @@ class RunConf:
     checkpoint: Any = None
     callbacks: Any = field(default_factory=dict)
     logger: Any = field(default_factory=dict)
+    failure: Any = field(default_factory=dict)
     paths: Any = MISSING
     extras: Any = MISSING
 

@@ -35,7 +35,7 @@ from zo_lightning.core.types import (
     StepRecord,
     Workload,
 )
-from zo_lightning.errors import ConfigError, EngineError
+from zo_lightning.errors import ConfigError, EngineDiedError, EngineError
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -330,7 +330,7 @@ class VllmBackend:
         try:
             return use(self._llm)
         except internals.dead_error() as error:
-            raise EngineError(
+            raise EngineDiedError(
                 f"the vLLM engine died ({error}); what it logged is above. `ckpt_path=<run folder>` goes on from the "
                 "last checkpoint, if one was written"
             ) from error
