@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +15,14 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from zo_lightning.cli.errors import reported
-from zo_lightning.cli.life import starter
+from zo_lightning.cli.life import composed, forks, starter
 from zo_lightning.config import register
 from zo_lightning.errors import ConfigError
 
 if TYPE_CHECKING:
     from zo_lightning.drill.report import Findings
 
+WINDOWS = 2  # of the drain, that a kill may take: the one that is open, and the one that is being written
 FAULTY = 1  # exit code where something is not zero that must be
 register()
 
@@ -68,16 +70,27 @@ def run(config: DictConfig, *, overrides: Sequence[str] = ()) -> None:
 def _check(config: DictConfig) -> None:
     if not config.parts:
         raise ConfigError(f"`parts` is empty: choose of {', '.join(_PARTS)}")
-    for key in ("kills", "images", "manifests"):
+    for key in ("kills", "adamw_kills", "images", "manifests"):
         if config[key] < 1:
             raise ConfigError(f"`{key}`={config[key]} must be at least 1")
 
 
 def _zo(config: DictConfig, overrides: Sequence[str], folder: Path, on_kill: Callable[[], None]) -> Findings:
-    from zo_lightning.drill import zo
+    from zo_lightning.drill.runs import kill_runs
+    from zo_lightning.drill.verdict import judge_zo
 
-    start = starter(config, overrides)
-    return zo.drill(folder / "zo", start, number=config.kills, seed=config.drill_seed, on_kill=on_kill)
+    start, seed = starter(config, overrides), config.drill_seed
+    return kill_runs(folder / "zo", start, judge_zo, number=config.kills, seed=seed, on_kill=on_kill)
+
+
+def _adamw(config: DictConfig, overrides: Sequence[str], folder: Path, on_kill: Callable[[], None]) -> Findings:
+    from zo_lightning.drill.runs import kill_runs
+    from zo_lightning.drill.verdict import judge_adamw
+
+    run = composed(config.adamw, config.paths.root)
+    judge = partial(judge_adamw, bound=WINDOWS * run.checkpoint.drain.num_shards)
+    start, seed = forks(run, config.adamw), config.drill_seed
+    return kill_runs(folder / "adamw", start, judge, number=config.adamw_kills, seed=seed, on_kill=on_kill)
 
 
 def _flips(config: DictConfig, overrides: Sequence[str], folder: Path, on_kill: Callable[[], None]) -> Findings:
@@ -92,7 +105,10 @@ def _crash_images(config: DictConfig, overrides: Sequence[str], folder: Path, on
     return power.drill(folder / "crash_images", cap=config.images, seed=config.drill_seed)
 
 
-_PARTS = {"zo": _zo, "flips": _flips, "crash_images": _crash_images}
+_PARTS = {"zo": _zo, "adamw": _adamw, "flips": _flips, "crash_images": _crash_images}
+
+
+_KILLS = {"zo": "kills", "adamw": "adamw_kills"}
 
 
 @contextmanager
@@ -101,7 +117,8 @@ def _progress(config: DictConfig) -> Iterator[Callable[[], None]]:
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("kills", total=config.kills)
+        kills = sum(config[_KILLS[part.value]] for part in config.parts if part.value in _KILLS)
+        task = progress.add_task("kills", total=kills)
         yield lambda: progress.advance(task)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
 from zo_lightning.cli.folder import is_begun
 from zo_lightning.cli.terminal import quiet_libraries
 from zo_lightning.config.schemas import DrillConf, RunConf
-from zo_lightning.drill.lives import Life, Process, Start
+from zo_lightning.drill.lives import Life, Start
 from zo_lightning.drill.processes import Command, Forked
 
 _ACKNOWLEDGE = "zo_lightning.drill.acknowledge.Acknowledge"
@@ -33,8 +34,23 @@ def starter(config: DictConfig, overrides: Sequence[str]) -> Start:
     if how == "command":
         words = command_words(overrides)
         return lambda life: Command([*words, *_arguments(life)], life.log)
-    own = OmegaConf.masked_copy(config, [key for key in config if key in _RUN])
-    return lambda life: Forked(_PRELOAD, live, (own, list(overrides), life), life.log)
+    return forks(OmegaConf.masked_copy(config, [key for key in config if key in _RUN]), overrides)
+
+
+def forks(config: DictConfig, overrides: Sequence[str]) -> Start:
+    """What forks the lives of a run.
+
+    Args:
+        config: the run's.
+        overrides: what it was composed with.
+    """
+    return lambda life: Forked(_PRELOAD, live, (config, list(overrides), life), life.log)
+
+
+def composed(overrides: Sequence[str], root: str) -> DictConfig:
+    """A run of ``zo-train`` with these overrides."""
+    with initialize_config_module("zo_lightning.conf", version_base="1.3"):
+        return compose("train", [*overrides, f"paths.root={root}", f"paths.output_dir={root}"])
 
 
 def command_words(overrides: Sequence[str]) -> list[str]:

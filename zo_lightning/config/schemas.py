@@ -162,6 +162,8 @@ class DrillConf(RunConf):
 
     parts: list[Part] = field(default_factory=list)
     kills: int = 10
+    adamw_kills: int = 3
+    adamw: list[str] = field(default_factory=list)
     drill_seed: int = 0
     lives: LivesConf = LivesConf.auto
     images: int = 1000

@@ -23,7 +23,21 @@ from zo_lightning.errors import ZOError
 Read = Callable[[], tuple[str, bool]]  # what was read, as text, and whether something was complained of
 
 _STEPS = 7
-_ODD = (None, True, -1, 2**70, 1e308, "", "x" * 300, [], {}, [[]], {"tensor": {}}, {"float": "zz"}, {"dict": [[1]]})
+_ODD: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    2**70,
+    1e308,
+    "",
+    "x" * 300,
+    [],
+    {},
+    [[]],
+    {"tensor": {}},
+    {"float": "zz"},
+    {"dict": [[1]]},
+)
 
 
 def drill(folder: Path, *, fuzzed: int, seed: int) -> Findings:

@@ -43,5 +43,5 @@ def kill_in_operation(number: int) -> None:
     for name in _OPERATIONS:
         setattr(files.LocalFiles, name, dying(getattr(files.LocalFiles, name)))
     whole_write = files._LocalFile.write
-    files._LocalFile.write = write  # type: ignore[method-assign]
+    files._LocalFile.write = write  # type: ignore[method-assign, assignment]
     files._LocalFile.sync = dying(files._LocalFile.sync)  # type: ignore[method-assign]

@@ -119,9 +119,7 @@ def live(
 
 def _life(folder: Path, number: int, kill: Kill | None) -> Life:
     own = folder / "drill" / f"life{number:04d}"
-    return Life(
-        folder=folder, number=number, lines=own.with_suffix(".jsonl"), log=own.with_suffix(".log"), kill=kill
-    )
+    return Life(folder=folder, number=number, lines=own.with_suffix(".jsonl"), log=own.with_suffix(".log"), kill=kill)
 
 
 def _end(process: Process, life: Life, seconds_to_live: float) -> int:

@@ -23,7 +23,9 @@ SEGMENT_BYTES = HEADER_BYTES + 3 * SHORTEST  # so that a few steps fill one
 def entry(step: int) -> Entry:
     """A step of a run; every fourth is skipped, every third has several terms."""
     skipped = step % 4 == 3
-    keys = [DirectionKey(seed=42, step=step, stage=step // 5, index=index) for index in range(3 if step % 3 == 2 else 1)]
+    keys = [
+        DirectionKey(seed=42, step=step, stage=step // 5, index=index) for index in range(3 if step % 3 == 2 else 1)
+    ]
     terms = () if skipped else tuple((key, math.sin(step + 1) / (key.index + 1)) for key in keys)
     record = StepRecord(step=step, version=step, lr=1e-3 / (step + 1), terms=terms, skipped=skipped)
     return Entry(record=record, loss=math.nan if skipped else 0.5, cursor=4 * (step + 1))

@@ -1,4 +1,4 @@
-"""What the lives of a run, taken together, did otherwise than a run that nobody killed."""
+"""What the lives of a run, taken together, did otherwise than the same run that nobody killed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ class Verdict:
     """Counts that must all be zero, and a sentence for each fault.
 
     Args:
-        steps_lost: acknowledged steps that a later life asked about again, and steps that no life made.
+        steps_lost: acknowledged steps that a later life made again though it must not, and steps that no life made.
         digest_mismatches: acknowledged steps after which the factors differ from the unbroken run's.
         samples_repeated: examples that counted more than once in one epoch.
         samples_missed: examples of an epoch that never counted, though they do in the unbroken run.
+        steps_redone: acknowledged steps that later lives made again, as they may.
         faults: sentences.
     """
 
@@ -25,10 +26,11 @@ class Verdict:
     digest_mismatches: int = 0
     samples_repeated: int = 0
     samples_missed: int = 0
+    steps_redone: int = 0
     faults: list[str] = field(default_factory=list)
 
 
-def judge(lives: Sequence[Sequence[Line]], unbroken: Sequence[Line]) -> Verdict:
+def judge_zo(lives: Sequence[Sequence[Line]], unbroken: Sequence[Line]) -> Verdict:
     """Hold the lives of one run against the unbroken run.
 
     The examples of a step are those of the last life that asked: its answers are in the record. A step that was asked,
@@ -40,27 +42,57 @@ def judge(lives: Sequence[Sequence[Line]], unbroken: Sequence[Line]) -> Verdict:
 
     Examples:
         >>> ask, done = Line(did="ask", step=1, uids=(0, 1)), Line(did="acknowledge", step=1, uids=(0, 1), digest="a")
-        >>> judge([[ask], [ask, done]], [ask, done]).faults
+        >>> judge_zo([[ask], [ask, done]], [ask, done]).faults
         []
-        >>> judge([[ask, done], [ask, done]], [ask, done]).faults
+        >>> judge_zo([[ask, done], [ask, done]], [ask, done]).faults
         ['life 2 asked about step 1 again, which was acknowledged']
     """
     verdict = Verdict()
-    truth = {line.step: line.digest for line in unbroken if line.did == "acknowledge"}
     acknowledged: set[int] = set()
     for number, lines in enumerate(lives, 1):
-        lost = {line.step for line in lines if line.did == "ask" and line.step in acknowledged}
-        wrong = [line.step for line in lines if line.did == "acknowledge" and line.digest != truth.get(line.step)]
+        lost = sorted({line.step for line in lines if line.did == "ask" and line.step in acknowledged})
         acknowledged |= {line.step for line in lines if line.did == "acknowledge"}
         verdict.steps_lost += len(lost)
-        verdict.digest_mismatches += len(wrong)
         verdict.faults += [f"life {number} asked about step {step} again, which was acknowledged" for step in lost]
-        verdict.faults += [f"life {number}: other factors than the unbroken run's after step {step}" for step in wrong]
-    never = truth.keys() - acknowledged
-    verdict.steps_lost += len(never)
-    verdict.faults += [f"no life made step {step}" for step in sorted(never)]
+    _judge_digests(verdict, lives, unbroken)
     _judge_samples(verdict, lives, unbroken)
     return verdict
+
+
+def judge_adamw(lives: Sequence[Sequence[Line]], unbroken: Sequence[Line], *, bound: int) -> Verdict:
+    """Hold the lives of a first-order run against the unbroken run.
+
+    Every life begins with the bits that the unbroken run had at that step, at most ``bound`` steps back.
+
+    Args:
+        lives: what each life wrote, in order.
+        unbroken: what the run wrote that nobody killed.
+        bound: acknowledged steps that one kill may take.
+    """
+    verdict, last = Verdict(), 0
+    for number, lines in enumerate(lives, 1):
+        for line in lines:
+            if line.did == "begin" and (redone := last - line.step) > 0:
+                verdict.steps_redone += redone
+                verdict.steps_lost += max(0, redone - bound)
+                if redone > bound:
+                    verdict.faults.append(f"life {number} went back {redone} steps from step {last}, more than {bound}")
+            last = line.step
+    _judge_digests(verdict, lives, unbroken)
+    return verdict
+
+
+def _judge_digests(verdict: Verdict, lives: Sequence[Sequence[Line]], unbroken: Sequence[Line]) -> None:
+    """Steps that no life made, and steps after which, or lives at whose beginning, the bits are others."""
+    truth = {line.step: line.digest for line in unbroken if line.digest}
+    made = {line.step for lines in lives for line in lines if line.digest}
+    for number, lines in enumerate(lives, 1):
+        wrong = [line.step for line in lines if line.digest and line.digest != truth.get(line.step)]
+        verdict.digest_mismatches += len(wrong)
+        verdict.faults += [f"life {number}: other bits than the unbroken run's after step {step}" for step in wrong]
+    never = sorted(truth.keys() - made)
+    verdict.steps_lost += len(never)
+    verdict.faults += [f"no life made step {step}" for step in never]
 
 
 def _judge_samples(verdict: Verdict, lives: Sequence[Sequence[Line]], unbroken: Sequence[Line]) -> None:

@@ -1,22 +1,29 @@
-"""Kill zeroth-order runs: no acknowledged step is lost, the factors are the unbroken run's, each sample counts once."""
+"""Kill runs until enough lives are killed, and hold each against the same run that nobody killed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from zo_lightning.drill.kills import kills
+from zo_lightning.drill.lines import Line
 from zo_lightning.drill.lives import Start, live
 from zo_lightning.drill.report import Findings
-from zo_lightning.drill.verdict import judge
+from zo_lightning.drill.verdict import Verdict
+
+Judge = Callable[[Sequence[Sequence[Line]], Sequence[Line]], Verdict]
 
 
-def drill(folder: Path, start: Start, *, number: int, seed: int, on_kill: Callable[[], None]) -> Findings:
-    """Kill runs until ``number`` lives are killed; a run that ends before is followed by the same one again.
+def kill_runs(
+    folder: Path, start: Start, judge: Judge, *, number: int, seed: int, on_kill: Callable[[], None]
+) -> Findings:
+    """Kill a run until it ends, then the same run again, until ``number`` lives are killed.
 
     Args:
         folder: for the runs: ``unbroken``, ``run01``, ...
         start: starts a life.
+        judge: says what the lives did otherwise than the unbroken run.
         number: of kills.
         seed: of their moments.
         on_kill: called after each.
@@ -28,14 +35,7 @@ def drill(folder: Path, start: Start, *, number: int, seed: int, on_kill: Callab
         run = folder / f"run{runs:02d}"
         lives = live(run, start, moments, limit=left, on_kill=on_kill, seconds_to_live=unbroken.seconds_to_live)
         verdict = judge(lives.lines, unbroken.lines[0])
-        counts = {
-            "kills": lives.kills,
-            "kills_in_recovery": lives.kills_in_recovery,
-            "lives": len(lives.lines),
-            "steps_lost": verdict.steps_lost,
-            "digest_mismatches": verdict.digest_mismatches,
-            "samples_repeated": verdict.samples_repeated,
-            "samples_missed": verdict.samples_missed,
-        }
+        counts = {"kills": lives.kills, "kills_in_recovery": lives.kills_in_recovery, "lives": len(lives.lines)}
+        counts |= {name: count for name, count in asdict(verdict).items() if name != "faults"}
         total.add(Findings(counts, [f"{run} (drill_seed={seed}): {fault}" for fault in verdict.faults]))
     return total
