@@ -8,7 +8,6 @@ from zo_lightning.cli.terminal import quiet_libraries
 quiet_libraries()
 
 import numba  # noqa: E402, F401
-import scipy.special  # noqa: E402, F401
 import transformers.models.llama.modeling_llama  # noqa: E402, F401
 
 import zo_lightning.backends.dense  # noqa: E402
