@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from zo_lightning.cli.folder import is_begun
@@ -48,8 +50,9 @@ def forks(config: DictConfig, overrides: Sequence[str]) -> Start:
 
 
 def composed(overrides: Sequence[str], root: str) -> DictConfig:
-    """A run of ``zo-train`` with these overrides."""
-    with initialize_config_module("zo_lightning.conf", version_base="1.3"):
+    """A run of ``zo-train`` with these overrides, whether or not a command of Hydra's is running."""
+    running = GlobalHydra.instance().is_initialized()
+    with nullcontext() if running else initialize_config_module("zo_lightning.conf", version_base="1.3"):
         return compose("train", [*overrides, f"paths.root={root}", f"paths.output_dir={root}"])
 
 
