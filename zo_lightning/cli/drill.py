@@ -63,7 +63,10 @@ def run(config: DictConfig, *, overrides: Sequence[str] = ()) -> None:
             "folder": str(folder),
         }
         if not publish(parts, facts, folder):
-            print(f"error: not all is zero that must be: see {folder}, which stays", file=sys.stderr)
+            print(
+                f"error: not all is zero that must be: see {folder}, which stays (`drill_seed={config.drill_seed}`)",
+                file=sys.stderr,
+            )
             raise SystemExit(FAULTY)
 
 
@@ -76,21 +79,24 @@ def _check(config: DictConfig) -> None:
 
 
 def _zo(config: DictConfig, overrides: Sequence[str], folder: Path, on_kill: Callable[[], None]) -> Findings:
+    from zo_lightning.drill.kills import kills
     from zo_lightning.drill.runs import kill_runs
     from zo_lightning.drill.verdict import judge_zo
 
-    start, seed = starter(config, overrides), config.drill_seed
-    return kill_runs(folder / "zo", start, judge_zo, number=config.kills, seed=seed, on_kill=on_kill)
+    start, moments = starter(config, overrides), kills(config.drill_seed)
+    return kill_runs(folder / "zo", start, judge_zo, moments, number=config.kills, on_kill=on_kill)
 
 
 def _adamw(config: DictConfig, overrides: Sequence[str], folder: Path, on_kill: Callable[[], None]) -> Findings:
+    from zo_lightning.drill.kills import kills
     from zo_lightning.drill.runs import kill_runs
     from zo_lightning.drill.verdict import judge_adamw
 
     run = composed(config.adamw, config.paths.root)
     judge = partial(judge_adamw, bound=WINDOWS * run.checkpoint.drain.num_shards)
-    start, seed = forks(run, config.adamw), config.drill_seed
-    return kill_runs(folder / "adamw", start, judge, number=config.adamw_kills, seed=seed, on_kill=on_kill)
+    moments = kills(config.drill_seed, lines=80, operations=0)  # a process of its own writes the files
+    start = forks(run, config.adamw)
+    return kill_runs(folder / "adamw", start, judge, moments, number=config.adamw_kills, on_kill=on_kill)
 
 
 def _flips(config: DictConfig, overrides: Sequence[str], folder: Path, on_kill: Callable[[], None]) -> Findings:

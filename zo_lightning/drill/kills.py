@@ -34,12 +34,17 @@ class Kill:
         return int(self.moment) if self.by == by else None
 
 
-def kills(seed: int) -> Iterator[Kill]:
+def kills(seed: int, *, lines: int = 12, operations: int = 40) -> Iterator[Kill]:
     """Moments without end, the same for the same seed.
 
     Half go by the clock, so that they fall everywhere, into imports and recovery too; the others are placed at moments
     that a clock seldom hits: right before and after a step's acknowledgement, and inside the operations of journal and
     store.
+
+    Args:
+        seed: of the moments.
+        lines: the last one that a kill may follow.
+        operations: the last one that a kill may strike in; 0 where the life itself writes no files.
 
     Examples:
         >>> next(kills(3)) == next(kills(3))
@@ -48,6 +53,5 @@ def kills(seed: int) -> Iterator[Kill]:
     chance = random.Random(seed)
     while True:
         yield Kill(by="clock", moment=chance.uniform(0, 2))
-        yield chance.choice(
-            (Kill(by="line", moment=chance.randint(1, 12)), Kill(by="file", moment=chance.randint(1, 40)))
-        )
+        by_line = Kill(by="line", moment=chance.randint(1, lines))
+        yield chance.choice((by_line, Kill(by="file", moment=chance.randint(1, operations)))) if operations else by_line

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from zo_lightning.drill.kills import kills
+from zo_lightning.drill.kills import Kill
 from zo_lightning.drill.lines import Line
 from zo_lightning.drill.lives import Start, live
 from zo_lightning.drill.report import Findings
@@ -16,7 +16,7 @@ Judge = Callable[[Sequence[Sequence[Line]], Sequence[Line]], Verdict]
 
 
 def kill_runs(
-    folder: Path, start: Start, judge: Judge, *, number: int, seed: int, on_kill: Callable[[], None]
+    folder: Path, start: Start, judge: Judge, moments: Iterator[Kill], *, number: int, on_kill: Callable[[], None]
 ) -> Findings:
     """Kill a run until it ends, then the same run again, until ``number`` lives are killed.
 
@@ -24,12 +24,12 @@ def kill_runs(
         folder: for the runs: ``unbroken``, ``run01``, ...
         start: starts a life.
         judge: says what the lives did otherwise than the unbroken run.
+        moments: of the kills.
         number: of kills.
-        seed: of their moments.
         on_kill: called after each.
     """
-    unbroken = live(folder / "unbroken", start, kills(seed), limit=0)
-    moments, total, runs = kills(seed), Findings(), 0
+    unbroken = live(folder / "unbroken", start, moments, limit=0)
+    total, runs = Findings(), 0
     while (left := number - total.counts.get("kills", 0)) > 0:
         runs += 1
         run = folder / f"run{runs:02d}"
@@ -37,5 +37,5 @@ def kill_runs(
         verdict = judge(lives.lines, unbroken.lines[0])
         counts = {"kills": lives.kills, "kills_in_recovery": lives.kills_in_recovery, "lives": len(lives.lines)}
         counts |= {name: count for name, count in asdict(verdict).items() if name != "faults"}
-        total.add(Findings(counts, [f"{run} (drill_seed={seed}): {fault}" for fault in verdict.faults]))
+        total.add(Findings(counts, [f"{run}: {fault}" for fault in verdict.faults]))
     return total
