@@ -16,6 +16,7 @@ import pytest
 
 from tests.documented import ROOT, Command, commands, python_blocks
 from zo_lightning.cli import bench as zo_bench
+from zo_lightning.cli import drill as zo_drill
 from zo_lightning.cli import eval as zo_eval
 from zo_lightning.cli import export as zo_export
 from zo_lightning.cli import replay as zo_replay
@@ -29,6 +30,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "zo-export": zo_export.main,
     "zo-bench": zo_bench.main,
     "zo-replay": zo_replay.main,
+    "zo-drill": zo_drill.main,
     "zo-sweep-report": zo_sweep_report.main,
 }
 # What makes a run short. It stands behind the documented settings, and so wins.
@@ -49,6 +51,7 @@ SHORT_BENCH = (
     "points=[2,4]",
     "starts=1",
 )
+SHORT_DRILL = ("kills=1", "backend=fake", "images=20", "manifests=20", "trainer.max_steps=10")
 # Commands that other tests run, on real parts: the words that say so there.
 ELSEWHERE = {
     "zo-bench tries": ("test_candidate_tries.py", '"tries", "model=tiny-llama"'),
@@ -146,7 +149,7 @@ def test_a_documented_command_works(
         assert words in (Path(__file__).parent / file).read_text()
         return
     program, words = as_run(command)
-    if program in ("zo-train", "zo-eval") and command.needs:
+    if program in ("zo-train", "zo-eval", "zo-drill") and command.needs:
         run(program, ["--cfg", "job", *words])  # composes, at least
     elif program in PROGRAMS:
         run(program, shortened(program, words))
@@ -210,6 +213,8 @@ def shortened(program: str, words: list[str]) -> list[str]:
     if program == "zo-bench":
         quick = any(word in words for word in ("traffic", "--help"))
         return words if quick else [*words, *SHORT_BENCH, *SMALL, f"hydra.run.dir=outputs/{next(COUNTER)}"]
+    if program == "zo-drill":
+        return [*words, *SHORT_DRILL, f"hydra.run.dir=outputs/{next(COUNTER)}"]
     if program != "zo-train" or any(flag in words for flag in ("--help", "--cfg", "--info", "-sc")):
         return words
     if any(word.startswith("ckpt_path=") for word in settings):

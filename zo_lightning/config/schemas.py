@@ -155,6 +155,37 @@ class ReplayConf(ExportConf):
     without: list[int] = field(default_factory=list)
 
 
+class Part(Enum):
+    """What a drill proves."""
+
+    zo = "zo"
+    adamw = "adamw"
+    flips = "flips"
+    crash_images = "crash_images"
+
+
+class LivesConf(Enum):
+    """How a life starts; ``auto`` forks it unless it starts an engine."""
+
+    auto = "auto"
+    fork = "fork"
+    command = "command"
+
+
+@dataclass
+class DrillConf(RunConf):
+    """The root of a drill: the run that is killed, and how."""
+
+    parts: list[Part] = field(default_factory=list)
+    kills: int = 10
+    adamw_kills: int = 3
+    adamw: list[str] = field(default_factory=list)
+    drill_seed: int = 0
+    lives: LivesConf = LivesConf.auto
+    images: int = 1000
+    manifests: int = 200
+
+
 @dataclass
 class ModelConf:
     """A language model; ``path`` is a local folder or a name on the hub."""
@@ -329,6 +360,7 @@ def register() -> None:
     store.store(name="base_export", node=_on_top(ExportConf, RunConf), provider="zo_lightning")
     store.store(name="base_replay", node=_on_top(ReplayConf, RunConf), provider="zo_lightning")
     store.store(name="base_bench", node=_on_top(BenchConf, RunConf), provider="zo_lightning")
+    store.store(name="base_drill", node=_on_top(DrillConf, RunConf), provider="zo_lightning")
 
 
 def _on_top(schema: type, base: type) -> DictConfig:

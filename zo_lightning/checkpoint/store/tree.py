@@ -111,7 +111,7 @@ def decode(node: Json, fetch: Callable[[str], bytes]) -> Any:
     """
     try:
         return _decode(node, fetch)
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError, struct.error) as error:
         raise ManifestError(f"it is not of the form that a checkpoint is written in ({error})") from error
 
 
