@@ -193,6 +193,15 @@ def test_bank_may_compare_one_side_alone(measure: Callable[..., Facts]):
     assert not facts["step_over_matched_by_columns"] and set(facts["milliseconds_per_point"]) == {"2"}
 
 
+def test_journal_reports_its_share_in_each_mode(measure: Callable[..., Facts], tmp_path: Path, monkeypatch: Any):
+    monkeypatch.chdir(tmp_path)
+    found = measure("journal", "rounds=4")
+    for mode in ("none", "overlapped", "sync"):
+        assert 0 < found[mode]["journal_over_step"] < 1
+        assert found[mode]["bytes"] == 512 + 64 * 4 + 64  # header, steps, end
+    assert not list(tmp_path.glob(".journal*"))
+
+
 def test_padding_finds_the_tasks_whose_data_are_at_hand(measure: Callable[..., Facts], tmp_path: Path):
     rows = [{"sentence": "good " * (1 + i % 7), "label": i % 2} for i in range(600)]
     for split in ("train", "validation"):
