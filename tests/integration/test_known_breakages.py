@@ -287,6 +287,11 @@ def test_under_slurm_a_run_may_keep_its_own_signals(run, composed: Compose, monk
         monkeypatch.setenv(name, value)
     handlers = []
 
+    def submitits(*args: object) -> None:
+        """What is there already stays."""
+
+    before = signal.signal(signal.SIGUSR1, submitits)
+
     class Handlers(Callback):
         def on_train_start(self, trainer, module):
             handlers.append(signal.getsignal(signal.SIGUSR1))
@@ -297,7 +302,8 @@ def test_under_slurm_a_run_may_keep_its_own_signals(run, composed: Compose, monk
             plugins=[SLURMEnvironment(auto_requeue=False)],
             callbacks=[InterruptCheckpoint(run.root), Handlers(), Terminate("on_train_batch_start", 5)],
         )
-    assert handlers == [signal.SIG_DFL]
+    signal.signal(signal.SIGUSR1, before)
+    assert handlers == [submitits]
     assert torch.load(run.root / "last.ckpt", weights_only=True)["global_step"] == 5
     option = "{_target_: lightning.pytorch.plugins.environments.SLURMEnvironment, auto_requeue: false}"
     trainer = build_trainer(composed(f"trainer.plugins=[{option}]"))

@@ -122,8 +122,9 @@ def test_a_run_under_poisson_kills_comes_to_its_end(tmp_path: Path):
 @pytest.mark.parametrize("backend", ["dense", pytest.param("vllm", marks=pytest.mark.vllm)])
 def test_a_spare_takes_over_a_run_and_ends_where_an_unbroken_one_does(tmp_path: Path, backend: str):
     folder = tmp_path / "run"
-    words = [*LONG, f"backend={backend}", "logger.csv.flush_logs_every_n_steps=1", "trainer.max_steps=400"]
-    run = start(*words, "supervise.spare=true", f"hydra.run.dir={folder}", cwd=tmp_path)
+    words = [*LONG, f"backend={backend}", "trainer.max_steps=12"]
+    waits = ["failure=hang", "failure.hang.step=9", "supervise.hang_floor=1000"]  # until the spare is ready
+    run = start(*words, *waits, "supervise.spare=true", f"hydra.run.dir={folder}", cwd=tmp_path)
     log = folder / "train.log"
     wait_for(lambda: log.exists() and "a spare stands by" in log.read_text(), run, seconds=200)
     primary, _ = children(run.pid)
@@ -131,7 +132,7 @@ def test_a_spare_takes_over_a_run_and_ends_where_an_unbroken_one_does(tmp_path: 
     printed, _ = run.communicate(timeout=280)
     assert run.returncode == 0 and summary(printed)["incidents"] == 1, printed
     (incident,) = map(json.loads, (folder / "incidents.jsonl").read_text().splitlines())
-    assert incident["by_spare"] and incident["step"] < 400
+    assert (incident["by_spare"], incident["step"], incident["steps_lost"]) == (True, 9, 0)
     code, printed = command(*words, f"hydra.run.dir={tmp_path / 'whole'}", cwd=tmp_path)
     assert code == 0 and torch.equal(bank(folder)["left"], bank(tmp_path / "whole")["left"]), printed
 
