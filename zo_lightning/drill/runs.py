@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from zo_lightning.drill.kills import Kill
 from zo_lightning.drill.lines import Line
 from zo_lightning.drill.lives import Start, live
 from zo_lightning.drill.report import Findings
-from zo_lightning.drill.verdict import Verdict
 
-Judge = Callable[[Sequence[Sequence[Line]], Sequence[Line]], Verdict]
+Judge = Callable[[Sequence[Sequence[Line]], Sequence[Line]], Findings]
 
 
 def kill_runs(
@@ -34,8 +32,7 @@ def kill_runs(
         runs += 1
         run = folder / f"run{runs:02d}"
         lives = live(run, start, moments, limit=left, on_kill=on_kill, seconds_to_live=unbroken.seconds_to_live)
-        verdict = judge(lives.lines, unbroken.lines[0])
+        found = judge(lives.lines, unbroken.lines[0])
         counts = {"kills": lives.kills, "kills_in_recovery": lives.kills_in_recovery, "lives": len(lives.lines)}
-        counts |= {name: count for name, count in asdict(verdict).items() if name != "faults"}
-        total.add(Findings(counts, [f"{run}: {fault}" for fault in verdict.faults]))
+        total.add(Findings(counts | found.counts, [f"{run}: {fault}" for fault in found.faults]))
     return total
