@@ -87,13 +87,13 @@ class Capture:
                 tensors_N.append(tensor.reshape(-1)[piece.start : piece.stop])
         for _, piece in setup.logged(step):
             parameter = self._members[piece.param][0]
-            grad = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter[:0]).sum().expand(
-                parameter.shape
-            )
+            grad = parameter.grad
+            if grad is None:  # the step left it out, and so does the replay
+                grad = torch.zeros((), dtype=parameter.dtype).expand(parameter.numel())
             tensors_N.append(grad.detach().reshape(-1)[piece.start : piece.stop])
         on_cpu = all(parameter.device.type == "cpu" for parameter, _ in self._members)
         live = digest(self.state) if step == setup.window.version and on_cpu and setup.bitwise else None
-        return StepNote(step=step, hypers=self._hypers(), digest=live), tensors_N
+        return StepNote(step=step, hypers=self._hypers(), clip=self.clip, digest=live), tensors_N
 
     def _hypers(self) -> tuple[Hyper, ...]:
         before = self._steps

@@ -85,11 +85,13 @@ class StepNote:
     Attributes:
         step: of the window, from 0 on; 0 begins a new window, whatever came before.
         hypers: of each drained parameter; skipped where it had no gradient.
+        clip: what gradients were multiplied by to clip their norm; the tensors are what came of it.
         digest: of the live state, at the target's step and on CPU.
     """
 
     step: int
     hypers: tuple[Hyper, ...]
+    clip: float
     digest: str | None = None
 
 
