@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,12 @@ import torch
 
 from zo_lightning.drain.adamw import Hyper
 from zo_lightning.drain.pieces import Piece, cut
+from zo_lightning.drain.ring import offsets
 from zo_lightning.drain.window import Target, Window
+
+NOTE_BYTES = 1 << 20
+"""Room in a slot for what is no tensor."""
+PAGE = 1 << 14
 
 Rollback = Literal["guarded", "residuals"]
 
@@ -62,6 +67,11 @@ class Setup:
     def shards(self) -> tuple[tuple[Piece, ...], ...]:
         """The pieces of each shard."""
         return cut([parameter.numel for parameter in self.parameters], self.num_shards)
+
+    def with_room(self, num_bytes: int) -> Setup:
+        """Slots that hold so many bytes, or any step's tensors beside a note."""
+        steps = (list(offsets([d.itemsize * n for d, n in self.types(step)]))[-1] for step in range(self.num_shards))
+        return replace(self, slot_bytes=-(-max([num_bytes, *(span + NOTE_BYTES for span in steps)]) // PAGE) * PAGE)
 
     def captured(self, step: int) -> tuple[tuple[int, Piece], ...]:
         """Shard and piece of the state that a step of the window copies."""

@@ -17,10 +17,6 @@ import torch
 from zo_lightning.drain.messages import Ready, Released, Setup
 from zo_lightning.drain.ring import Ring, offsets
 
-NOTE_BYTES = 1 << 20
-"""Room in a slot for what is no tensor."""
-
-
 class Host:
     """A host process.
 

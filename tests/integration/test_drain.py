@@ -1,0 +1,55 @@
+"""The continuous drain on an ordinary LightningModule: what is restored has the bits of the run at that step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.first_order import ROLES, Keep, Loader, Net, Triples, Watch, saved_triples, trainer_of
+from zo_lightning.drain.keeper import DrainKeeper, DrainOptions
+from zo_lightning.drain.restore import restore
+
+
+def drained(folder: Path, steps: int = 60, *, net: Net | None = None, ckpt_path: Any = None, **settings: Any):
+    """Train with the keeper, and watch beside it."""
+    options = settings.pop("options", DrainOptions(mode="drain", num_shards=4))
+    keeper, watch = DrainKeeper(folder / "store", options), Watch()
+    torch.manual_seed(0)
+    net = net or Net(pause=0.02)
+    trainer = trainer_of(folder, steps, Keep(keeper), watch, **settings)
+    trainer.fit(net, Loader(), ckpt_path=ckpt_path, weights_only=True)
+    return keeper, watch, net
+
+
+def relative_errors(restored: Triples, live: Triples) -> dict[str, float]:
+    assert len(restored) == len(live)
+    errors = {}
+    for role in ROLES:
+        difference = sum(float((a[role] - b[role]).double().square().sum()) for a, b in zip(restored, live, strict=True))
+        size = sum(float(b[role].double().square().sum()) for b in live)
+        errors[role] = (difference / size) ** 0.5
+    return errors
+
+
+EXACT = dict.fromkeys(ROLES, 0.0)
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_newest_is_restored_bitwise_and_training_goes_on_as_unbroken(tmp_path, foreach):
+    keeper, watch, net = drained(tmp_path, net=Net(foreach=foreach, pause=0.02), accumulate_grad_batches=2)
+    status = keeper.status()
+    assert status["snapshots"] >= 2 and status["proven"] == status["snapshots"] and not status["failed"], status
+    saved = torch.load(restore(tmp_path / "store"), weights_only=True)
+    step = saved["global_step"]
+    assert 60 - step <= 8
+    assert relative_errors(saved_triples(saved, net), watch.states[step]) == EXACT
+    again = tmp_path / "again"
+    again.mkdir()
+    _, resumed, _ = drained(
+        again, net=Net(foreach=foreach), ckpt_path=tmp_path / "store" / "restored.ckpt", accumulate_grad_batches=2
+    )
+    assert min(resumed.states) >= step and max(resumed.states) == 60
+    assert relative_errors(resumed.states[60], watch.states[60]) == EXACT
