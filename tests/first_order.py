@@ -84,6 +84,8 @@ class Keep(Callback):
 
     def on_train_batch_end(self, *_: Any) -> None:
         self.keeper.on_train_batch_end()
+        if self.keeper.plan is not None:
+            self.keeper.wait_ready(60)  # a run of two seconds would be over before the process is there
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.keeper.on_load_checkpoint(checkpoint)

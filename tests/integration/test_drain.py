@@ -39,7 +39,7 @@ EXACT = dict.fromkeys(ROLES, 0.0)
 
 @pytest.mark.parametrize("foreach", [False, True])
 def test_newest_is_restored_bitwise_and_training_goes_on_as_unbroken(tmp_path, foreach):
-    keeper, watch, net = drained(tmp_path, net=Net(foreach=foreach, pause=0.02), accumulate_grad_batches=2)
+    keeper, watch, net = drained(tmp_path, net=Net(foreach=foreach, pause=0.005), accumulate_grad_batches=2)
     status = keeper.status()
     assert status["snapshots"] >= 2 and status["proven"] == status["snapshots"] and not status["failed"], status
     saved = torch.load(restore(tmp_path / "store"), weights_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from zo_lightning.drain.adamw import Hyper
+from zo_lightning.drain.adamw import Hyper, is_bitwise
 from zo_lightning.drain.errors import DrainError
 from zo_lightning.drain.messages import Parameter, Setup, StepNote
 from zo_lightning.drain.tree import Known, digest
@@ -91,9 +91,17 @@ class Capture:
             if grad is None:  # the step left it out, and so does the replay
                 grad = torch.zeros((), dtype=parameter.dtype).expand(parameter.numel())
             tensors_N.append(grad.detach().reshape(-1)[piece.start : piece.stop])
-        on_cpu = all(parameter.device.type == "cpu" for parameter, _ in self._members)
-        live = digest(self.state) if step == setup.window.version and on_cpu and setup.bitwise else None
+        live = digest(self.state) if step == setup.window.version and self._on_cpu else None
         return StepNote(step=step, hypers=self._hypers(), clip=self.clip, digest=live), tensors_N
+
+    @property
+    def is_bitwise(self) -> bool:
+        """Whether a replay on CPU has the bits of the steps, by construction."""
+        return all(is_bitwise(Hyper.from_group(group, t=1), parameter.device) for parameter, group in self._members)
+
+    @property
+    def _on_cpu(self) -> bool:
+        return all(parameter.device.type == "cpu" for parameter, _ in self._members)
 
     def _hypers(self) -> tuple[Hyper, ...]:
         before = self._steps

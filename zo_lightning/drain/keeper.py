@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from zo_lightning.drain.adamw import is_bitwise, kernel_of
 from zo_lightning.drain.capture import Capture, why_not
 from zo_lightning.drain.messages import NOTE_BYTES, Failed, Rollback, Saved, Setup, TreeNote
 from zo_lightning.drain.plan import Mode, Plan, choose
@@ -106,6 +105,13 @@ class DrainKeeper:
         self.plan = None
         if trainer.is_global_zero and not trainer.fast_dev_run:
             self._handle = trainer.optimizers[0].register_step_post_hook(self._after_step)
+
+    def wait_ready(self, seconds: float) -> bool:
+        """Whether snapshots can be taken, waiting at most so long for the host process: for very short runs."""
+        deadline = time.monotonic() + seconds
+        while self._host is not None and not self._host.ready and self._host.alive and time.monotonic() < deadline:
+            self._hear(self._host.poll(0.05))
+        return self._host is not None and self._host.ready
 
     def close(self, seconds: float = 60.0) -> None:
         """Let the host process finish what it has, and end it."""
@@ -203,18 +209,13 @@ class DrainKeeper:
         assert self.plan is not None
         known = self._capture.known if self._capture else {}
         _, rest = split(self._checkpoint(), known)
-        optimizer = self._trainer.optimizers[0]
         setup = Setup(
             parameters=self._capture.parameters if self._capture else (),
             num_shards=self.plan.num_shards,
             target=self.options.target,
             rollback=self.options.rollback,
             tolerance=self.options.tolerance,
-            bitwise=all(
-                is_bitwise(kernel_of(group, p.device), p.device)
-                for group in optimizer.param_groups
-                for p in group["params"]
-            ),
+            bitwise=self._capture is None or self._capture.is_bitwise,
             folder=self.folder,
             keep=self.options.keep,
             slot_bytes=0,
