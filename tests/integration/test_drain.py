@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.backends import one_thread
 from tests.first_order import ROLES, Keep, Loader, Net, Triples, Watch, saved_triples, trainer_of
 from zo_lightning.drain.keeper import DrainKeeper, DrainOptions
 from zo_lightning.drain.restore import restore
@@ -53,3 +58,43 @@ def test_newest_is_restored_bitwise_and_training_goes_on_as_unbroken(tmp_path, f
     )
     assert min(resumed.states) >= step and max(resumed.states) == 60
     assert relative_errors(resumed.states[60], watch.states[60]) == EXACT
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_killed_run_loses_no_more_than_two_windows_and_goes_on_bitwise(tmp_path, kills):
+    """Whatever was durable has the bits of the unbroken run at that step; so has the end."""
+    torch.manual_seed(0)
+    watch = Watch()
+    with one_thread():  # as in the processes: other threads, other sums
+        trainer_of(tmp_path, STEPS, watch).fit(Net(), Loader())
+    chance = random.Random(0)
+    durable = 0
+    for _ in range(kills):
+        last = durable + chance.randint(15, 30)
+        killed = run_until(tmp_path, last)
+        restored = torch.load(restore(tmp_path / "store"), weights_only=True)
+        step = restored["global_step"]
+        assert killed - step <= 2 * 4, (killed, step)
+        assert relative_errors(saved_triples(restored, Net()), watch.states[step]) == EXACT
+        durable = step
+    run_until(tmp_path, None)
+    end = torch.load(tmp_path / "end.ckpt", weights_only=True)
+    assert relative_errors(saved_triples(end, Net()), watch.states[STEPS]) == EXACT
+
+
+STEPS = 100
+
+
+def run_until(folder: Path, last: int | None) -> int:
+    """Train in a process of its own, killed at a step or left to its end; the last step that it has told of."""
+    command = [sys.executable, "-m", "tests.first_order", str(folder), str(STEPS)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    step = 0
+    for line in process.stdout:
+        if line.startswith("step "):
+            step = int(line.split()[1])
+        if step == last:
+            process.kill()
+    assert process.wait() == (0 if last is None else -signal.SIGKILL)
+    return step

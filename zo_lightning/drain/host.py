@@ -1,4 +1,4 @@
-"""The host process: ``python -m zo_lightning.drain.host CONNECTION RING``, started by ``process.Host``.
+"""The host process: ``python -m zo_lightning.drain.host CONNECTION``, started by ``process.Host``.
 
 It reads the ring, replays, and saves in a thread, one snapshot at a time, until the trainer closes the connection or
 dies; then it finishes what it has and ends.
@@ -13,6 +13,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from typing import Any
 
 import torch
@@ -103,16 +104,21 @@ class Host:
             self._connection.send(reply)
 
 
-def main(connection: int, descriptor: int) -> None:
-    """Take over the two descriptors and serve."""
+def main(descriptor: int) -> None:
+    """Take the connection over, hear what is to be done, and serve."""
     torch.set_num_threads(1)
-    pipe = Connection(connection)
-    setup: Setup = pipe.recv()
+    connection = Connection(descriptor)
+    try:
+        setup = connection.recv()
+        if not isinstance(setup, Setup):
+            return
+        ring = Ring(recv_handle(connection), slot_bytes=setup.slot_bytes, depth=setup.depth)
+    except (EOFError, OSError):  # the trainer ended before it had a plan
+        return
     setup.folder.mkdir(parents=True, exist_ok=True)
-    ring = Ring(descriptor, slot_bytes=setup.slot_bytes, depth=setup.depth)
     with FileLock(setup.folder / LOCK):
-        Host(pipe, ring, setup).serve()
+        Host(connection, ring, setup).serve()
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(int(sys.argv[1]))

@@ -105,6 +105,7 @@ class DrainKeeper:
         self.plan = None
         if trainer.is_global_zero and not trainer.fast_dev_run:
             self._handle = trainer.optimizers[0].register_step_post_hook(self._after_step)
+            self._start_host()
 
     def wait_ready(self, seconds: float) -> bool:
         """Whether snapshots can be taken, waiting at most so long for the host process: for very short runs."""
@@ -167,12 +168,12 @@ class DrainKeeper:
         self.counters.seconds += time.perf_counter() - started
 
     def _keep(self) -> None:
-        if self.plan is None and len(self._intervals) >= _WARM_UP:
+        if self.plan is None and self._host is not None and len(self._intervals) >= _WARM_UP:
             self._make_plan()
         elif self._host is not None:
             self._hear(self._host.poll())
             self._watch()
-        elif self.plan is not None and time.monotonic() >= self._restart_at:
+        elif time.monotonic() >= self._restart_at:
             self._start_host()
         if self._tree_due:
             self._send_tree()
@@ -203,10 +204,20 @@ class DrainKeeper:
         if not self.plan.num_shards:
             self._capture = None
         self._since = self.plan.every
-        self._start_host()
+        self._configure_host()
 
     def _start_host(self) -> None:
-        assert self.plan is not None
+        self._step, self._tree_due, self._unsaved = None, False, 0
+        try:
+            self._host = Host()
+        except OSError as error:
+            self._lose_host(f"it cannot start: {error}")
+        if self.plan is not None:
+            self._configure_host()
+
+    def _configure_host(self) -> None:
+        if self._host is None or self.plan is None:
+            return
         known = self._capture.known if self._capture else {}
         _, rest = split(self._checkpoint(), known)
         setup = Setup(
@@ -222,11 +233,10 @@ class DrainKeeper:
             depth=_DEPTH if self._capture else 2,
         )
         self._setup = setup.with_room(_span([(t.dtype, t.numel()) for t in rest]) + NOTE_BYTES)
-        self._step, self._tree_due, self._unsaved = None, False, 0
         try:
-            self._host = Host(self._setup)
+            self._host.configure(self._setup)
         except OSError as error:
-            self._lose_host(f"it cannot start: {error}")
+            self._lose_host(f"no memory to share with it: {error}")
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._capture is None or self._host is None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
+from multiprocessing.reduction import send_handle
 from typing import Any
 
 import torch
@@ -18,30 +19,33 @@ from zo_lightning.drain.messages import Ready, Released, Setup
 from zo_lightning.drain.ring import Ring, offsets
 
 class Host:
-    """A host process.
+    """A host process, which takes a few seconds to be there; training goes on meanwhile.
 
     Attributes:
         ready: whether it can take a window.
-
-    Args:
-        setup: what it is told.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self) -> None:
         self.ready = False
-        self._ring = Ring.create(slot_bytes=setup.slot_bytes, depth=setup.depth)
-        self._free = list(range(setup.depth))
+        self._ring: Ring | None = None
+        self._free: list[int] = []
         self._heard = time.monotonic()
         self._connection, theirs = Pipe()
-        descriptors = (theirs.fileno(), self._ring.descriptor)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "zo_lightning.drain.host", *map(str, descriptors)],
-            pass_fds=descriptors,
+            [sys.executable, "-m", "zo_lightning.drain.host", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
             start_new_session=True,  # Ctrl-C and a kill of the trainer's group leave it to finish what it has
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
         theirs.close()
-        self._connection.send(setup)
+
+    def configure(self, setup: Setup) -> None:
+        """Tell it what it has to know, and share memory with it. Raises ``OSError`` where there is not so much."""
+        self._ring = Ring.create(slot_bytes=setup.slot_bytes, depth=setup.depth)
+        self._free = list(range(setup.depth))
+        with suppress(OSError):  # it died: `alive` says so
+            self._connection.send(setup)
+            send_handle(self._connection, self._ring.descriptor, self._process.pid)
 
     @property
     def alive(self) -> bool:
@@ -51,12 +55,12 @@ class Host:
     @property
     def idle(self) -> bool:
         """Whether it has read all that it was given."""
-        return len(self._free) == self._ring.depth
+        return self._ring is None or len(self._free) == self._ring.depth
 
     @property
     def silence(self) -> float:
-        """Seconds since it last said something, while it has something to read; 0 otherwise."""
-        return 0.0 if self.ready and self.idle else time.monotonic() - self._heard
+        """Seconds since it last said something, while it has something to do; 0 otherwise."""
+        return 0.0 if self._ring is None or (self.ready and self.idle) else time.monotonic() - self._heard
 
     def poll(self, seconds: float = 0.0) -> list[Any]:
         """What it has said about snapshots. Waits for a first word, at most so long."""
@@ -89,6 +93,7 @@ class Host:
         Raises:
             ValueError: if they do not fit the slot.
         """
+        assert self._ring is not None
         types = [(tensor.dtype, tensor.numel()) for tensor in tensors_N]
         if tensors_N:
             torch._foreach_copy_(self._ring.views(slot, types), list(tensors_N))
@@ -116,4 +121,5 @@ class Host:
         self._process.kill()
         self._process.wait()
         self._connection.close()
-        self._ring.close()
+        if self._ring is not None:
+            self._ring.close()
