@@ -16,7 +16,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
-from zo_lightning.drain.keeper import DrainKeeper, DrainOptions
+from zo_lightning.drain.keeper import DrainKeeper
+from zo_lightning.drain.options import DrainOptions
 from zo_lightning.drain.restore import restore
 
 ROLES = ("param", "exp_avg", "exp_avg_sq")
@@ -73,25 +74,25 @@ class Keep(Callback):
     def __init__(self, keeper: DrainKeeper) -> None:
         self.keeper = keeper
 
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.keeper.load(checkpoint)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.keeper.start(trainer, pl_module)
 
     def on_train_batch_start(self, *_: Any) -> None:
-        self.keeper.on_train_batch_start()
+        self.keeper.batch_start()
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        self.keeper.on_before_optimizer_step(optimizer)
+    def on_before_optimizer_step(self, trainer: Trainer, *_: Any) -> None:
+        self.keeper.before_optimizer_step(trainer)
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.keeper.on_train_batch_end()
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        self.keeper.step_end(trainer, pl_module)
         if self.keeper.plan is not None:
             self.keeper.wait_ready(60)  # a run of two seconds would be over before the process is there
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self.keeper.on_load_checkpoint(checkpoint)
-
-    def on_train_end(self, *_: Any) -> None:
-        self.keeper.close()
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.keeper.finish(trainer, pl_module)
 
     def on_exception(self, *_: Any) -> None:
         self.keeper.close()
@@ -154,7 +155,7 @@ def main(folder: Path, steps: int) -> None:
     torch.manual_seed(0)
     store = folder / "store"
     checkpoint = restore(store) if any(store.glob("*/*")) else None
-    keeper = DrainKeeper(store, DrainOptions(mode="drain", num_shards=4))
+    keeper = DrainKeeper(DrainOptions(folder=store, mode="drain", num_shards=4))
     trainer = trainer_of(folder, steps, Keep(keeper), Say())
     trainer.fit(Net(pause=0.02), Loader(), ckpt_path=checkpoint, weights_only=True)
     trainer.save_checkpoint(folder / "end.ckpt")

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
-from zo_lightning.drain.adamw import Hyper, is_bitwise
+from zo_lightning.drain.adamw import AdamWState, Hyper, is_bitwise
 from zo_lightning.drain.errors import DrainError
 from zo_lightning.drain.messages import Parameter, Setup, StepNote
+from zo_lightning.drain.pieces import Piece
+from zo_lightning.drain.residuals import residuals
 from zo_lightning.drain.tree import Known, digest
 
 
@@ -53,7 +55,10 @@ class Capture:
         self.parameters = tuple(
             Parameter(name=names.get(id(p), "?"), numel=p.numel(), dtype=p.dtype) for p, _ in self._members
         )
-        self.clip = 1.0  # coefficient of the step at hand, for the log: gradients are read as clipped
+        smallest = min(self._members, key=lambda member: member[0].numel())
+        self._probe = smallest[0]
+        self._largest: float | None = None  # gradient of the probe, before clipping
+        self._old: dict[Piece, AdamWState] = {}
         self.read_steps()
 
     def read_steps(self) -> None:
@@ -74,25 +79,43 @@ class Capture:
         """Parameters and moments, all of them, in the order of the digest."""
         return [tensor for parameter, _ in self._members for tensor in self._triple(parameter)]
 
+    def before_clipping(self) -> None:
+        """Look at the gradients before Lightning clips their norm."""
+        self._largest = self._largest_gradient()
+
+    def before_step(self, setup: Setup, step: int) -> None:
+        """Copy what a step is about to change and residuals need."""
+        pieces = [piece for _, piece in setup.logged(step)] if setup.needs_residuals(step) else []
+        self._old = {piece: self._piece(piece).clone() for piece in pieces}
+
     def take(self, setup: Setup, step: int) -> tuple[StepNote, list[torch.Tensor]]:
-        """Note and tensors of a step of a window.
+        """Note and tensors of a step of a window, in the post-hook.
 
         Args:
             setup: of the window.
             step: of the window, from 0 on.
+
+        Returns:
+            The note; then flat tensors as ``Setup.types`` lists them, and residuals.
         """
-        tensors_N = []
-        for _, piece in setup.captured(step):
-            for tensor in self._triple(self._members[piece.param][0]):
-                tensors_N.append(tensor.reshape(-1)[piece.start : piece.stop])
-        for _, piece in setup.logged(step):
-            parameter = self._members[piece.param][0]
-            grad = parameter.grad
-            if grad is None:  # the step left it out, and so does the replay
-                grad = torch.zeros((), dtype=parameter.dtype).expand(parameter.numel())
-            tensors_N.append(grad.detach().reshape(-1)[piece.start : piece.stop])
-        live = digest(self.state) if step == setup.window.version and self._on_cpu else None
-        return StepNote(step=step, hypers=self._hypers(), clip=self.clip, digest=live), tensors_N
+        hypers, logged = self._hypers(), setup.logged(step)
+        states_N = [x for _, piece in setup.captured(step) for x in self._piece(piece).tensors().values()]
+        grads_N = [self._gradient(piece) for _, piece in logged]
+        residuals_B = []
+        if setup.needs_residuals(step):
+            pairs = zip(logged, grads_N, strict=True)
+            residuals_B = [
+                residuals(self._old[piece], self._piece(piece), grad_N, hypers[piece.param])
+                for (_, piece), grad_N in pairs
+            ]
+        note = StepNote(
+            step=step,
+            hypers=hypers,
+            clip=self._clip(),
+            digest=digest(self.state) if step == setup.window.version and self._on_cpu else None,
+            residuals=tuple(map(len, residuals_B)),
+        )
+        return note, [*states_N, *grads_N, *residuals_B]
 
     @property
     def is_bitwise(self) -> bool:
@@ -114,6 +137,26 @@ class Capture:
                 made[key] = Hyper.from_group(group, t=int(t), skipped=t == old)
             hypers.append(made[key])
         return tuple(hypers)
+
+    def _largest_gradient(self) -> float | None:
+        return None if self._probe.grad is None else float(self._probe.grad.abs().max())
+
+    def _clip(self) -> float:
+        """What the norm was clipped by, as the largest gradient of the smallest parameter tells."""
+        before, self._largest = self._largest, None
+        after = self._largest_gradient() if before else None
+        return 1.0 if not before or after is None else after / before
+
+    def _gradient(self, piece: Piece) -> torch.Tensor:
+        parameter = self._members[piece.param][0]
+        if parameter.grad is None:  # the step left it out, and so does the replay
+            return torch.zeros(piece.stop - piece.start, dtype=parameter.dtype, device=parameter.device)
+        return parameter.grad.detach().reshape(-1)[piece.start : piece.stop]
+
+    def _piece(self, piece: Piece) -> AdamWState:
+        triple = self._triple(self._members[piece.param][0])
+        param_N, first_N, second_N = (tensor.reshape(-1)[piece.start : piece.stop] for tensor in triple)
+        return AdamWState(param=param_N, exp_avg=first_N, exp_avg_sq=second_N, version=0)
 
     def _state(self, parameter: torch.nn.Parameter) -> dict[str, Any]:
         return self._optimizer.state[parameter]

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import pickle
 import sys
-import threading
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any
@@ -19,14 +17,18 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from zo_lightning.checkpoint.store import Store, StoreError
+from zo_lightning.checkpoint.background import BackgroundSaver
+from zo_lightning.checkpoint.restore_drill import RestoreDrill
+from zo_lightning.checkpoint.store import Store
 from zo_lightning.drain.errors import DrainError
-from zo_lightning.drain.messages import Failed, Ready, Released, Saved, Setup, StepNote, TreeNote
-from zo_lightning.drain.reconcile import Reconciler, Snapshot
+from zo_lightning.drain.messages import Ready, Released, Report, Setup, StepNote, TreeNote
+from zo_lightning.drain.reconcile import Reconciler
 from zo_lightning.drain.ring import Ring
 from zo_lightning.drain.tree import digest, tensors_of
 
 LOCK = ".drain.lock"
+_NEWS_SECONDS = 0.1  # between looks at what the saver has done
+_LAST_SECONDS = 30.0  # for the last save
 
 
 class Host:
@@ -41,22 +43,26 @@ class Host:
     def __init__(self, connection: Connection, ring: Ring, setup: Setup) -> None:
         self._connection, self._ring, self._setup = connection, ring, setup
         self._reconciler = Reconciler(setup)
-        self._store = Store([setup.folder], keep=setup.keep)
-        self._saver = ThreadPoolExecutor(max_workers=1)
-        self._saving: Future[None] | None = None
-        self._sending = threading.Lock()
+        store = Store([setup.folder, *setup.mirrors], keep=setup.keep)
+        self._drill = RestoreDrill(store, lambda loaded: digest(tensors_of(loaded.tree)))
+        self._saver = BackgroundSaver(store, drill=self._drill)
+        self._report = self._told = Report()
 
     def serve(self) -> None:
-        """Until the trainer is gone."""
+        """Until the trainer is gone; what it sent is finished."""
         self._tell(Ready())
         while (message := self._next()) is not None:
             slot, note = message
             self._take(slot, note)
             self._tell(Released(slot))
-        self._saver.shutdown()
+            self._tell_news()
+        self._saver.close(_LAST_SECONDS)
+        self._tell_news()
 
-    def _next(self) -> tuple[int, Any] | None:
+    def _next(self) -> tuple[int, StepNote | TreeNote] | None:
         try:
+            while not self._connection.poll(_NEWS_SECONDS):
+                self._tell_news()
             message = self._connection.recv()
         except (EOFError, OSError):  # the trainer died
             return None
@@ -67,40 +73,39 @@ class Host:
 
     def _take(self, slot: int, note: StepNote | TreeNote) -> None:
         if isinstance(note, StepNote):
-            self._reconciler.step(note, self._ring.views(slot, self._setup.types(note.step)))
+            types = self._setup.types(note.step) + [(torch.uint8, size) for size in note.residuals]
+            self._reconciler.step(note, self._ring.views(slot, types))
         else:
             self._reconciler.tree(note, self._ring.views(slot, note.tensors))
         if self._reconciler.complete:
             self._finish()
 
     def _finish(self) -> None:
+        report = self._report
         try:
             snapshot = self._reconciler.finish()
         except DrainError as error:
-            self._tell(Failed(reason=str(error)))
+            self._report = replace(report, refused=report.refused + 1, problem=str(error))
             return
-        if self._saving is not None:
-            self._saving.result()  # one at a time: the ring fills meanwhile, and the trainer leaves a window out
-        self._saving = self._saver.submit(self._save, snapshot)
+        self._report = replace(report, proven=report.proven + snapshot.proven, bound=snapshot.bound)
+        self._saver.submit(snapshot.global_step, snapshot.tree, digest(tensors_of(snapshot.tree)))
 
-    def _save(self, snapshot: Snapshot) -> None:
-        started = time.monotonic()
-        try:
-            self._store.save(snapshot.global_step, snapshot.tree, digest(tensors_of(snapshot.tree)))
-        except (OSError, StoreError) as error:
-            self._tell(Failed(reason=str(error)))
-            return
-        self._tell(
-            Saved(
-                global_step=snapshot.global_step,
-                seconds=time.monotonic() - started,
-                bound=snapshot.bound,
-                proven=snapshot.proven,
-            )
+    def _tell_news(self) -> None:
+        status = self._saver.status()
+        self._report = replace(
+            self._report,
+            saves=status.saves,
+            failures=status.failures,
+            dropped=status.dropped,
+            saved_step=status.last_saved_step,
+            verified_step=status.last_verified_step,
         )
+        if self._report != self._told:
+            self._told = self._report
+            self._tell(self._report)
 
     def _tell(self, reply: Any) -> None:
-        with self._sending, suppress(OSError):  # the trainer is gone: what it sent is still worth finishing
+        with suppress(OSError):  # the trainer is gone: what it sent is still worth finishing
             self._connection.send(reply)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +12,14 @@ import torch
 
 from zo_lightning.drain.adamw import Hyper
 from zo_lightning.drain.pieces import Piece, cut
-from zo_lightning.drain.ring import offsets
+from zo_lightning.drain.ring import span
 from zo_lightning.drain.window import Target, Window
 
-NOTE_BYTES = 1 << 20
-"""Room in a slot for what is no tensor."""
-PAGE = 1 << 14
+KEY = "zo_lightning_drain"
+"""What a checkpoint holds beside Lightning's own: random state, and bounds of relative errors."""
+
+_NOTE_BYTES = 1 << 20  # for what is no tensor
+_RESIDUAL_BYTES = 4  # for each element and step: about 1 is usual, a snapshot that needs more is left out
 
 Rollback = Literal["guarded", "residuals"]
 
@@ -40,8 +43,9 @@ class Setup:
         target: of a window.
         rollback: how a step is taken back.
         tolerance: largest relative error that a guarded rollback may have.
-        bitwise: whether a replay gives the bits of the step.
+        bitwise: whether a replay forward gives the bits of the steps, by construction.
         folder: of the store.
+        mirrors: further places for snapshots.
         keep: snapshots that stay.
         slot_bytes: of the ring.
         depth: of the ring.
@@ -54,6 +58,7 @@ class Setup:
     tolerance: float
     bitwise: bool
     folder: Path
+    mirrors: tuple[str, ...]
     keep: int
     slot_bytes: int
     depth: int
@@ -69,9 +74,14 @@ class Setup:
         return cut([parameter.numel for parameter in self.parameters], self.num_shards)
 
     def with_room(self, num_bytes: int) -> Setup:
-        """Slots that hold so many bytes, or any step's tensors beside a note."""
-        steps = (list(offsets([d.itemsize * n for d, n in self.types(step)]))[-1] for step in range(self.num_shards))
-        return replace(self, slot_bytes=-(-max([num_bytes, *(span + NOTE_BYTES for span in steps)]) // PAGE) * PAGE)
+        """Slots that hold so many bytes, or any step's tensors, beside a note."""
+        most = max([num_bytes, *(self._span(step) for step in range(self.num_shards))])
+        return replace(self, slot_bytes=-(-(most + _NOTE_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE)
+
+    def _span(self, step: int) -> int:
+        room = _RESIDUAL_BYTES if self.needs_residuals(step) else 0
+        logged = sum(piece.stop - piece.start for _, piece in self.logged(step))
+        return span(self.types(step)) + room * logged
 
     def captured(self, step: int) -> tuple[tuple[int, Piece], ...]:
         """Shard and piece of the state that a step of the window copies."""
@@ -80,6 +90,15 @@ class Setup:
     def logged(self, step: int) -> tuple[tuple[int, Piece], ...]:
         """Shard and piece of the gradients that a step of the window copies."""
         return tuple((shard, piece) for shard in self.window.shards_of(step) for piece in self.shards[shard])
+
+    @property
+    def expects_bits(self) -> bool:
+        """Whether a finished snapshot must have the bits of the live state."""
+        return self.bitwise and (self.target == "newest" or self.rollback == "residuals")
+
+    def needs_residuals(self, step: int) -> bool:
+        """Whether a step of the window is undone by residuals."""
+        return self.rollback == "residuals" and step > self.window.version
 
     def types(self, step: int) -> list[tuple[torch.dtype, int]]:
         """Type and elements of each tensor of a step: parameter and moments of the captured, then the gradients."""
@@ -97,12 +116,14 @@ class StepNote:
         hypers: of each drained parameter; skipped where it had no gradient.
         clip: what gradients were multiplied by to clip their norm; the tensors are what came of it.
         digest: of the live state, at the target's step and on CPU.
+        residuals: bytes of each piece whose gradient comes along, behind the other tensors, to undo the step exactly.
     """
 
     step: int
     hypers: tuple[Hyper, ...]
     clip: float
     digest: str | None = None
+    residuals: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,24 +148,32 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """A snapshot is durable.
+class Report:
+    """What became of the windows so far.
 
     Attributes:
-        global_step: of the run.
-        seconds: that writing took.
-        bound: largest relative error of parameters or moments; 0 where they are bitwise.
-        proven: whether the replayed state was compared with the live digest.
+        refused: given up: the replay has not the live bits, or a rollback's bound is over the tolerance.
+        proven: replayed to the very digest of the live state.
+        saves: in the store.
+        failures: not saved, after all attempts.
+        dropped: not saved, since a newer one came first.
+        saved_step: the newest in the store; none yet.
+        verified_step: the newest that was read back and found to be what was saved; none yet.
+        bound: of the newest one's relative errors, the largest; 0 where it has the live bits.
+        problem: why the last one was refused.
     """
 
-    global_step: int
-    seconds: float
-    bound: float
-    proven: bool
+    refused: int = 0
+    proven: int = 0
+    saves: int = 0
+    failures: int = 0
+    dropped: int = 0
+    saved_step: int | None = None
+    verified_step: int | None = None
+    bound: float = 0.0
+    problem: str = ""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
-    """A snapshot was given up."""
-
-    reason: str
+    @property
+    def done(self) -> int:
+        """Windows of which nothing more is to come."""
+        return self.refused + self.saves + self.failures + self.dropped

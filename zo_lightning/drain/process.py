@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from zo_lightning.drain.messages import Ready, Released, Setup
-from zo_lightning.drain.ring import Ring, offsets
+from zo_lightning.drain.messages import Ready, Released, Report, Setup
+from zo_lightning.drain.ring import Ring, span, types_of
 
 class Host:
     """A host process, which takes a few seconds to be there; training goes on meanwhile.
@@ -62,9 +62,9 @@ class Host:
         """Seconds since it last said something, while it has something to do; 0 otherwise."""
         return 0.0 if self._ring is None or (self.ready and self.idle) else time.monotonic() - self._heard
 
-    def poll(self, seconds: float = 0.0) -> list[Any]:
-        """What it has said about snapshots. Waits for a first word, at most so long."""
-        replies: list[Any] = []
+    def poll(self, seconds: float = 0.0) -> Report | None:
+        """The newest of what it has said about snapshots. Waits for a first word, at most so long."""
+        report = None
         with suppress(EOFError, OSError):  # it died: `alive` says so
             while self._connection.poll(seconds):
                 reply, seconds, self._heard = self._connection.recv(), 0.0, time.monotonic()
@@ -73,8 +73,8 @@ class Host:
                 elif isinstance(reply, Ready):
                     self.ready = True
                 else:
-                    replies.append(reply)
-        return replies
+                    report = reply
+        return report
 
     def take_slot(self) -> int | None:
         """A free slot, if there is one."""
@@ -82,7 +82,7 @@ class Host:
             self._heard = time.monotonic()
         return self._free.pop(0) if self._free else None
 
-    def send(self, slot: int, note: Any, tensors_N: Sequence[torch.Tensor]) -> None:
+    def send(self, slot: int, note: Any, tensors_N: Sequence[torch.Tensor]) -> bool:
         """Copy tensors and a note into a slot, and tell of it.
 
         Args:
@@ -90,31 +90,32 @@ class Host:
             note: of the tensors.
             tensors_N: flat, on any device.
 
-        Raises:
-            ValueError: if they do not fit the slot.
+        Returns:
+            Whether they fit; if not, the slot is free again.
         """
         assert self._ring is not None
-        types = [(tensor.dtype, tensor.numel()) for tensor in tensors_N]
+        types = types_of(tensors_N)
+        data, start = pickle.dumps(note), span(types)
+        if start + len(data) > self._ring.slot_bytes:
+            self._free.append(slot)
+            return False
         if tensors_N:
             torch._foreach_copy_(self._ring.views(slot, types), list(tensors_N))
-        *_, start = offsets([dtype.itemsize * numel for dtype, numel in types])
-        data = pickle.dumps(note)
-        if start + len(data) > self._ring.slot_bytes:
-            raise ValueError(f"{len(data)} bytes beside {start} do not fit a slot of {self._ring.slot_bytes}")
         self._ring.raw(slot, start, len(data)).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         with suppress(OSError):  # it died: `alive` says so
             self._connection.send((slot, start, len(data)))
+        return True
 
-    def finish(self, seconds: float) -> list[Any]:
+    def finish(self, seconds: float) -> Report | None:
         """Say that nothing more comes, and hear the rest; a process that takes longer is killed."""
         with suppress(OSError):
             self._connection.send(None)
-        deadline, replies = time.monotonic() + seconds, []
+        deadline, report = time.monotonic() + seconds, None
         while self.alive and time.monotonic() < deadline:
-            replies += self.poll(0.05)
-        replies += self.poll()
+            report = self.poll(0.05) or report
+        report = self.poll() or report
         self.kill()
-        return replies
+        return report
 
     def kill(self) -> None:
         """End it now."""

@@ -5,17 +5,21 @@ Shapes: N = elements of one parameter or piece, flat.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import torch
 
 from zo_lightning.drain.adamw import AdamWState, Hyper, forward
+from zo_lightning.drain.bounds import ErrorBound, RelativeBound
 from zo_lightning.drain.errors import DrainError
-from zo_lightning.drain.messages import Setup, StepNote, TreeNote
+from zo_lightning.drain.messages import KEY, Setup, StepNote, TreeNote
 from zo_lightning.drain.pieces import Piece
+from zo_lightning.drain.residuals import undo_exactly
+from zo_lightning.drain.rollback import roll_back
 from zo_lightning.drain.tree import digest, fill
 
 ROLES = ("param", "exp_avg", "exp_avg_sq")
@@ -38,6 +42,16 @@ class Snapshot:
     proven: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Undo:
+    """What takes one step of a piece back."""
+
+    version: int
+    grad_N: torch.Tensor
+    hyper: Hyper
+    residuals_B: torch.Tensor | None
+
+
 class Reconciler:
     """The windows of one run, one after another. Tensors given to it are copied or used up before it returns."""
 
@@ -50,16 +64,17 @@ class Reconciler:
 
         Args:
             note: of the step.
-            tensors_N: as ``Setup.types`` lists them.
+            tensors_N: as ``Setup.types`` lists them, and residuals if there are any.
         """
         if note.step == 0:
             self._begin()
-        captured = self._setup.captured(note.step)
-        num_states = 3 * len(captured)
-        for grad_N, (shard, piece) in zip(tensors_N[num_states:], self._setup.logged(note.step), strict=True):
-            self._gradient(note, shard, piece, grad_N)
+        captured, logged = self._setup.captured(note.step), self._setup.logged(note.step)
+        states_N, grads_N = tensors_N[: 3 * len(captured)], tensors_N[3 * len(captured) :]
+        residuals_B = grads_N[len(logged) :] or [None] * len(logged)
+        for (shard, piece), grad_N, residual_B in zip(logged, grads_N, residuals_B):  # noqa: B905  residuals follow
+            self._log(note, shard, piece, grad_N, residual_B)
         for index, (_, piece) in enumerate(captured):
-            self._capture(note, piece, tensors_N[3 * index : 3 * index + 3])
+            self._capture(note, piece, states_N[3 * index : 3 * index + 3])
         if note.step == self._setup.window.version:
             self._live_digest = note.digest
         self._num_steps = note.step + 1
@@ -82,22 +97,34 @@ class Reconciler:
         """The snapshot of the window, once.
 
         Raises:
-            DrainError: if the replay has not the bits of the live state, though it should.
+            DrainError: if the replay has not the bits of the live state, though it should, or if a rollback may be
+                further off than is allowed.
         """
-        note, state = self._tree, {role: [getattr(image, role) for image in self._images] for role in ROLES}
+        note, problem = self._tree, self._problem
         assert note is not None
-        proven = self._check_bits()
+        state = {role: [getattr(image, role) for image in self._images] for role in ROLES}
+        bound, proven = self._bound(), self._is_live()
         tree = fill(note.tree, {**state, "rest": self._rest_N})
         self._begin()
-        return Snapshot(tree=tree, global_step=note.global_step, bound=0.0, proven=proven)
-
-    def _check_bits(self) -> bool:
-        if self._live_digest is None:
-            return False
-        same = digest(x for image in self._images for x in image.tensors().values()) == self._live_digest
-        if self._setup.bitwise and not same:
+        if problem is not None:
+            raise problem
+        bound.check(self._setup.tolerance)
+        if self._setup.expects_bits and proven is False:
             raise DrainError("the replayed state differs from the live one: something beside AdamW changes it")
-        return same
+        if not self._setup.bitwise and not proven:
+            bound = RelativeBound(**dict.fromkeys(ROLES, math.nan))  # another kernel's rounding: close, but not known
+        tree[KEY]["bound"] = asdict(bound)
+        return Snapshot(tree=tree, global_step=note.global_step, bound=max(astuple(bound)), proven=bool(proven))
+
+    def _bound(self) -> RelativeBound:
+        if all(bound is None for _, bound in self._bounds):
+            return RelativeBound()
+        return RelativeBound.over(self._bounds)
+
+    def _is_live(self) -> bool | None:
+        if self._live_digest is None:
+            return None
+        return digest(x for image in self._images for x in image.tensors().values()) == self._live_digest
 
     def _begin(self) -> None:
         self._images = [
@@ -105,22 +132,41 @@ class Reconciler:
             for p in self._setup.parameters
         ]
         self._states: dict[Piece, AdamWState] = {}
-        self._later: dict[Piece, list[tuple[torch.Tensor, Hyper]]] = defaultdict(list)
+        self._undo: dict[Piece, list[_Undo]] = defaultdict(list)
+        self._bounds: list[tuple[AdamWState, ErrorBound | None]] = []
+        self._problem: DrainError | None = None
         self._live_digest: str | None = None
         self._tree: TreeNote | None = None
         self._rest_N: list[torch.Tensor] = []
         self._num_steps = 0
 
-    def _gradient(self, note: StepNote, shard: int, piece: Piece, grad_N: torch.Tensor) -> None:
+    def _log(
+        self, note: StepNote, shard: int, piece: Piece, grad_N: torch.Tensor, residuals_B: torch.Tensor | None
+    ) -> None:
         hyper = note.hypers[piece.param]
         if self._setup.window.captured(shard) < note.step:
             forward(self._states[piece], grad_N, hyper)
         else:
-            self._later[piece].append((grad_N.clone(), hyper))
+            kept_B = None if residuals_B is None else residuals_B.clone()
+            self._undo[piece].append(_Undo(note.step, grad_N.clone(), hyper, kept_B))
 
     def _capture(self, note: StepNote, piece: Piece, state_N: Sequence[torch.Tensor]) -> None:
         image = self._images[piece.param]
         views = {name: tensor[piece.start : piece.stop] for name, tensor in image.tensors().items()}
         for view_N, value_N in zip(views.values(), state_N, strict=True):
             view_N.copy_(value_N)
-        self._states[piece] = AdamWState(**views, version=note.step)
+        state = self._states[piece] = AdamWState(**views, version=note.step)
+        try:
+            self._bounds.append((state, self._roll_back(state, self._undo.pop(piece, []))))
+        except DrainError as error:
+            self._problem = error
+
+    def _roll_back(self, state: AdamWState, steps: Sequence[_Undo]) -> ErrorBound | None:
+        """Bring a piece from after the target back to it, exactly or with a bound."""
+        if steps and self._setup.rollback == "guarded":
+            log = {step.version: (step.grad_N, step.hyper) for step in steps}
+            return roll_back(state, log, self._setup.window.version, bitwise_forward=self._setup.bitwise)
+        for step in reversed(steps):
+            assert step.residuals_B is not None
+            undo_exactly(state, step.grad_N, step.hyper, step.residuals_B)
+        return None

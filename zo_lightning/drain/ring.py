@@ -27,6 +27,22 @@ def offsets(sizes: Sequence[int]) -> Iterator[int]:
         yield offset
 
 
+def types_of(tensors: Sequence[torch.Tensor]) -> tuple[tuple[torch.dtype, int], ...]:
+    """Types and numbers of elements."""
+    return tuple((tensor.dtype, tensor.numel()) for tensor in tensors)
+
+
+def size_of(tensors: Sequence[torch.Tensor]) -> int:
+    """Bytes of all."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def span(types: Sequence[tuple[torch.dtype, int]]) -> int:
+    """Bytes that tensors of some types and sizes take, one after another."""
+    *_, end = offsets([dtype.itemsize * numel for dtype, numel in types])
+    return end
+
+
 class Ring:
     """Slots in a file without a name, which is gone with the last process that has it open, however that ends.
 
@@ -49,20 +65,10 @@ class Ring:
         return cls(descriptor, slot_bytes=slot_bytes, depth=depth)
 
     def views(self, slot: int, types: Sequence[tuple[torch.dtype, int]]) -> list[torch.Tensor]:
-        """Flat tensors of some types and sizes, one after another in a slot.
-
-        Raises:
-            ValueError: if they do not fit.
-        """
+        """Flat tensors of some types and sizes, one after another in a slot."""
         sizes = [dtype.itemsize * numel for dtype, numel in types]
-        starts = list(offsets(sizes))
-        if starts[-1] > self.slot_bytes:
-            raise ValueError(f"{starts[-1]} bytes do not fit a slot of {self.slot_bytes}")
-        slot_bytes = self._bytes.narrow(0, slot * self.slot_bytes, self.slot_bytes)
-        return [
-            slot_bytes.narrow(0, start, size).view(dtype)
-            for (dtype, _), start, size in zip(types, starts, sizes, strict=False)
-        ]
+        pairs = zip(types, offsets(sizes), sizes)  # noqa: B905  offsets end with one more
+        return [self.raw(slot, start, size).view(dtype) for (dtype, _), start, size in pairs]
 
     def raw(self, slot: int, start: int, size: int) -> torch.Tensor:
         """Bytes of a slot."""
