@@ -16,8 +16,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
+from zo_lightning.callbacks.resilient_checkpoint import ResilientCheckpoint
 from zo_lightning.drain.keeper import DrainKeeper
-from zo_lightning.drain.options import DrainOptions
 from zo_lightning.drain.restore import restore
 
 ROLES = ("param", "exp_avg", "exp_avg_sq")
@@ -68,34 +68,14 @@ class Net(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-class Keep(Callback):
-    """What a callback around the keeper does."""
-
-    def __init__(self, keeper: DrainKeeper) -> None:
-        self.keeper = keeper
-
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self.keeper.load(checkpoint)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.keeper.start(trainer, pl_module)
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        self.keeper.batch_start()
-
-    def on_before_optimizer_step(self, trainer: Trainer, *_: Any) -> None:
-        self.keeper.before_optimizer_step(trainer)
+class Keep(ResilientCheckpoint):
+    """The callback, which waits for the host process: a run of two seconds would be over before it is there."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        self.keeper.step_end(trainer, pl_module)
-        if self.keeper.plan is not None:
-            self.keeper.wait_ready(60)  # a run of two seconds would be over before the process is there
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.keeper.finish(trainer, pl_module)
-
-    def on_exception(self, *_: Any) -> None:
-        self.keeper.close()
+        super().on_train_batch_end(trainer, pl_module)
+        assert isinstance(self._keeper, DrainKeeper)
+        if self._keeper.plan is not None:
+            self._keeper.wait_ready(60)
 
 
 class Watch(Callback):
@@ -135,7 +115,6 @@ def trainer_of(folder: Path, steps: int, *callbacks: Callback, **settings: Any) 
         accelerator="cpu",
         callbacks=list(callbacks),
         logger=False,
-        enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
@@ -155,8 +134,8 @@ def main(folder: Path, steps: int) -> None:
     torch.manual_seed(0)
     store = folder / "store"
     checkpoint = restore(store) if any(store.glob("*/*")) else None
-    keeper = DrainKeeper(DrainOptions(folder=store, mode="drain", num_shards=4))
-    trainer = trainer_of(folder, steps, Keep(keeper), Say())
+    keep = Keep(folder, drain={"mode": "drain", "num_shards": 4})
+    trainer = trainer_of(folder, steps, keep, Say())
     trainer.fit(Net(pause=0.02), Loader(), ckpt_path=checkpoint, weights_only=True)
     trainer.save_checkpoint(folder / "end.ckpt")
 

@@ -15,18 +15,16 @@ import torch
 from tests.backends import one_thread
 from tests.first_order import ROLES, Keep, Loader, Net, Triples, Watch, saved_triples, trainer_of
 from zo_lightning.checkpoint.store import Store
-from zo_lightning.drain.keeper import DrainKeeper
-from zo_lightning.drain.options import DrainOptions
 from zo_lightning.drain.restore import restore
 
 
 def drained(folder: Path, steps: int = 60, *, net: Net | None = None, ckpt_path: Any = None, **settings: Any):
     """Train with the keeper, and watch beside it."""
     options = {"mode": "drain", "num_shards": 4, **settings.pop("options", {})}
-    keeper, watch = DrainKeeper(DrainOptions(folder=folder / "store", **options)), Watch()
+    keeper, watch = Keep(folder, drain=options), Watch()
     torch.manual_seed(0)
     net = net or Net(pause=0.02)
-    trainer = trainer_of(folder, steps, Keep(keeper), watch, **settings)
+    trainer = trainer_of(folder, steps, keeper, watch, **settings)
     trainer.fit(net, Loader(), ckpt_path=ckpt_path, weights_only=True)
     return keeper, watch, net
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -33,26 +34,23 @@ _PAUSES = (1.0, 60.0)  # seconds before a lost host process is replaced: at firs
 class DrainKeeper:
     """Keeps one training run; rank 0 alone does.
 
-    A callback calls ``load`` when a checkpoint is loaded, ``start`` before the first batch, ``batch_start``,
-    ``before_optimizer_step`` and ``step_end`` where Lightning has hooks of these names, ``finish`` and ``close``.
+    A callback calls ``start`` before the first batch, ``batch_start``, ``before_optimizer_step`` and ``step_end`` where
+    Lightning has hooks of such names, then ``finish`` and ``close``.
 
     Args:
         options: settings.
+        restored: what the loaded checkpoint has under ``messages.KEY``.
 
     Attributes:
         plan: how snapshots are taken; none yet in the first steps.
     """
 
-    def __init__(self, options: DrainOptions) -> None:
+    def __init__(self, options: DrainOptions, restored: Mapping[str, Any] | None = None) -> None:
         self._options = options
         self.plan: Plan | None = None
         self._host: Host | None = None
         self._hooks: list[Any] = []
-        self._random: Any = None
-
-    def load(self, checkpoint: dict[str, Any]) -> None:
-        """Remember the random state of a restored checkpoint until the first batch."""
-        self._random = checkpoint.get(KEY, {}).get("random")
+        self._random = (restored or {}).get("random")
 
     def start(self, trainer: Any, module: Any) -> None:
         """Hook into the optimizer's step, and start the host process beside the first steps.

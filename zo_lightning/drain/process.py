@@ -35,7 +35,7 @@ class Host:
             [sys.executable, "-m", "zo_lightning.drain.host", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             start_new_session=True,  # Ctrl-C and a kill of the trainer's group leave it to finish what it has
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         theirs.close()
 
