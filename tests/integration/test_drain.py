@@ -11,10 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.plugins import MixedPrecision
 
 from tests.backends import one_thread
 from tests.first_order import ROLES, Keep, Loader, Net, Triples, Watch, saved_triples, trainer_of
 from zo_lightning.checkpoint.store import Store
+from zo_lightning.drain.capture import Capture
+from zo_lightning.drain.messages import Setup, StepNote
 from zo_lightning.drain.restore import restore
 
 
@@ -24,7 +28,7 @@ def drained(folder: Path, steps: int = 60, *, net: Net | None = None, ckpt_path:
     keeper, watch = Keep(folder, drain=options), Watch()
     torch.manual_seed(0)
     net = net or Net(pause=0.02)
-    trainer = trainer_of(folder, steps, keeper, watch, **settings)
+    trainer = trainer_of(folder, steps, keeper, watch, *settings.pop("callbacks", []), **settings)
     trainer.fit(net, Loader(), ckpt_path=ckpt_path, weights_only=True)
     return keeper, watch, net
 
@@ -33,7 +37,9 @@ def relative_errors(restored: Triples, live: Triples) -> dict[str, float]:
     assert len(restored) == len(live)
     errors = {}
     for role in ROLES:
-        difference = sum(float((a[role] - b[role]).double().square().sum()) for a, b in zip(restored, live, strict=True))
+        difference = sum(
+            float((a[role] - b[role]).double().square().sum()) for a, b in zip(restored, live, strict=True)
+        )
         size = sum(float(b[role].double().square().sum()) for b in live)
         errors[role] = (difference / size) ** 0.5
     return errors
@@ -71,7 +77,78 @@ def test_older_targets_are_within_the_printed_bound_or_bitwise(tmp_path, target,
     if rollback == "residuals":
         assert errors == EXACT and set(bound.values()) == {0.0} and status["proven"] >= status["saves"]
     else:
-        assert 0.0 < max(errors.values()) and all(errors[role] <= bound[role] < 1e-4 for role in ROLES)
+        assert max(errors.values()) > 0.0 and all(errors[role] <= bound[role] < 1e-4 for role in ROLES)
+
+
+class Seen(Callback):
+    """Wraps ``optimizer.step``, and so sees for itself what the optimizer is about to use."""
+
+    def __init__(self) -> None:
+        self.grads: list[list[torch.Tensor | None]] = []
+        self.rates: list[list[float]] = []
+
+    def on_train_start(self, trainer, pl_module):
+        optimizer = trainer.optimizers[0]
+        step = optimizer.step
+
+        def recorded(closure=None):
+            loss = None if closure is None else closure()
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            self.grads.append([None if p.grad is None else p.grad.clone() for p in params])
+            self.rates.append([group["lr"] for group in optimizer.param_groups for _ in group["params"]])
+            step()
+            optimizer.zero_grad(set_to_none=False)  # whenever it comes
+            return loss
+
+        optimizer.step = recorded
+
+
+class Overflowing(Net):
+    """Some losses are not finite in float16."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss * float("inf") if batch_idx % 7 == 6 else loss
+
+
+PRECISIONS = {
+    "float32": lambda: [],
+    "bf16-mixed": lambda: [MixedPrecision("bf16-mixed", "cpu")],
+    "16-mixed": lambda: [MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=64.0))],
+}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_log_has_the_gradients_that_the_optimizer_saw(tmp_path, monkeypatch, precision):
+    """With clipping, accumulation, two groups, a schedule, skipped float16 steps, and gradients that are missing."""
+    taken: list[tuple[int, Setup, StepNote, list[torch.Tensor]]] = []
+    seen = Seen()
+    take = Capture.take
+
+    def recorded(self, setup, step):
+        note, tensors = take(self, setup, step)
+        taken.append((len(seen.grads) - 1, setup, note, [tensor.clone() for tensor in tensors]))
+        return note, tensors
+
+    monkeypatch.setattr(Capture, "take", recorded)
+    net = Overflowing(pause=0.005) if precision == "16-mixed" else Net(pause=0.005)
+    settings = {"plugins": PRECISIONS[precision](), "accumulate_grad_batches": 2}
+    keeper, watch, _ = drained(tmp_path, net=net, callbacks=[seen], **settings)
+    status = keeper.status()
+    assert status["saves"] >= 2 and status["proven"] >= status["saves"] and not status["refused"], status
+    assert (status["skipped_steps"] > 5) == (precision == "16-mixed")
+    assert len(taken) > 20
+    clipped = 0
+    for index, setup, note, tensors in taken:
+        grads = tensors[3 * len(setup.captured(note.step)) :]
+        clipped += note.clip < 1.0
+        for (_, piece), grad in zip(setup.logged(note.step), grads, strict=True):
+            whole, hyper = seen.grads[index][piece.param], note.hypers[piece.param]
+            assert hyper.skipped == (whole is None) and hyper.lr == seen.rates[index][piece.param]
+            assert whole is None or torch.equal(grad, whole.reshape(-1)[piece.start : piece.stop])
+    assert clipped > 10
+    saved = torch.load(restore(tmp_path / "store"), weights_only=True)
+    assert relative_errors(saved_triples(saved, net), watch.states[saved["global_step"]]) == EXACT
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])

@@ -69,7 +69,7 @@ class Host:
         if message is None:
             return None
         slot, start, size = message
-        return slot, pickle.loads(self._ring.raw(slot, start, size).numpy())
+        return slot, pickle.loads(self._ring.raw(slot, start, size).numpy().data)
 
     def _take(self, slot: int, note: StepNote | TreeNote) -> None:
         if isinstance(note, StepNote):

@@ -62,7 +62,8 @@ class DrainKeeper:
         self._traffic, self._report, self._earlier = Traffic(), Report(), Report()
         self._capture: Capture | None = None
         self._windows: Windows | None = None
-        self._seconds, self._intervals, self._steps, self._hooked = 0.0, [], 0, 0
+        self._intervals: list[float] = []
+        self._seconds, self._steps, self._hooked = 0.0, 0, 0
         self._since, self._skipped, self._restarts = 0, 0, 0
         self._global_step, self._ended = trainer.global_step, time.perf_counter()
         self._restart_at, self._pause = 0.0, _PAUSES[0]

@@ -18,6 +18,7 @@ import torch
 from zo_lightning.drain.messages import Ready, Released, Report, Setup
 from zo_lightning.drain.ring import Ring, span, types_of
 
+
 class Host:
     """A host process, which takes a few seconds to be there; training goes on meanwhile.
 

@@ -38,7 +38,7 @@ def restore(state: State) -> None:
     assert isinstance(state["torch"], torch.Tensor) and isinstance(cuda, list)
     random.setstate((3, tuple(python.tolist()), None))
     *keys, position = numpy_state.tolist()
-    numpy.random.set_state(("MT19937", keys, position))
+    numpy.random.set_state(("MT19937", numpy.array(keys, numpy.uint32), position, 0, 0.0))
     torch.set_rng_state(state["torch"])
     if cuda:
         torch.cuda.set_rng_state_all(cuda)

@@ -47,9 +47,9 @@ class _Undo:
     """What takes one step of a piece back."""
 
     version: int
-    grad_N: torch.Tensor
+    grad: torch.Tensor  # (N,)
     hyper: Hyper
-    residuals_B: torch.Tensor | None
+    residuals: torch.Tensor | None  # (B,)
 
 
 class Reconciler:
@@ -57,6 +57,9 @@ class Reconciler:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
+        self._live_digest: str | None
+        self._tree: TreeNote | None
+        self._rest_N: list[torch.Tensor]
         self._begin()
 
     def step(self, note: StepNote, tensors_N: Sequence[torch.Tensor]) -> None:
@@ -70,9 +73,9 @@ class Reconciler:
             self._begin()
         captured, logged = self._setup.captured(note.step), self._setup.logged(note.step)
         states_N, grads_N = tensors_N[: 3 * len(captured)], tensors_N[3 * len(captured) :]
-        residuals_B = grads_N[len(logged) :] or [None] * len(logged)
-        for (shard, piece), grad_N, residual_B in zip(logged, grads_N, residuals_B):  # noqa: B905  residuals follow
-            self._log(note, shard, piece, grad_N, residual_B)
+        residuals_B = grads_N[len(logged) :]
+        for index, (shard, piece) in enumerate(logged):
+            self._log(note, shard, piece, grads_N[index], residuals_B[index] if residuals_B else None)
         for index, (_, piece) in enumerate(captured):
             self._capture(note, piece, states_N[3 * index : 3 * index + 3])
         if note.step == self._setup.window.version:
@@ -135,9 +138,8 @@ class Reconciler:
         self._undo: dict[Piece, list[_Undo]] = defaultdict(list)
         self._bounds: list[tuple[AdamWState, ErrorBound | None]] = []
         self._problem: DrainError | None = None
-        self._live_digest: str | None = None
-        self._tree: TreeNote | None = None
-        self._rest_N: list[torch.Tensor] = []
+        self._live_digest = self._tree = None
+        self._rest_N = []
         self._num_steps = 0
 
     def _log(
@@ -164,9 +166,9 @@ class Reconciler:
     def _roll_back(self, state: AdamWState, steps: Sequence[_Undo]) -> ErrorBound | None:
         """Bring a piece from after the target back to it, exactly or with a bound."""
         if steps and self._setup.rollback == "guarded":
-            log = {step.version: (step.grad_N, step.hyper) for step in steps}
+            log = {step.version: (step.grad, step.hyper) for step in steps}
             return roll_back(state, log, self._setup.window.version, bitwise_forward=self._setup.bitwise)
         for step in reversed(steps):
-            assert step.residuals_B is not None
-            undo_exactly(state, step.grad_N, step.hyper, step.residuals_B)
+            assert step.residuals is not None
+            undo_exactly(state, step.grad, step.hyper, step.residuals)
         return None

@@ -6,7 +6,6 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import IO
 
 import torch
 
@@ -82,6 +81,5 @@ class Ring:
 def _unnamed_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("zo-drain")
-    file: IO[bytes] = tempfile.TemporaryFile()
-    with file:
+    with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())

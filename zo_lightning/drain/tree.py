@@ -93,7 +93,7 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
 
 def _mapped(node: Any, walk: Any) -> Any:
     if isinstance(node, Mapping):
-        kind = type(node) if type(node) in (dict, OrderedDict) else dict
+        kind = OrderedDict if type(node) is OrderedDict else dict
         return kind((key, walk(value)) for key, value in node.items())
     if type(node) in (list, tuple):
         return type(node)(map(walk, node))

@@ -142,4 +142,3 @@ class Windows:
         self._step, self._tree_due = None, False
         self._traffic.abandoned += 1
         log.warning("a snapshot is left out (%d so far): %s", self._traffic.abandoned, reason)
-
