@@ -14,6 +14,7 @@ from zo_lightning.config import instantiate
 from zo_lightning.core.types import Score
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Callback
     from lightning.pytorch.loggers import Logger
 
     from zo_lightning.cli.session import Session
@@ -63,7 +64,7 @@ def newest(checkpoint: Path | None) -> Path | None:
     return max(found, key=step)
 
 
-def build(config: DictConfig, loggers: list[Logger]) -> Session:
+def build(config: DictConfig, loggers: list[Logger], *callbacks: Callback) -> Session:
     """Check the configuration, then get model and data: cheap errors first.
 
     Raises:
@@ -81,7 +82,7 @@ def build(config: DictConfig, loggers: list[Logger]) -> Session:
     from zo_lightning.modules import GradientModule
 
     throughput = Throughput()
-    trainer = new_trainer(config, throughput, loggers=loggers)
+    trainer = new_trainer(config, throughput, *callbacks, loggers=loggers)
     model, examples, data = load_data(config)
     module = GradientModule(
         model=load_model(model.folder, dtype="float32", device=torch.device("cpu")),

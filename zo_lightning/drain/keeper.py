@@ -43,11 +43,13 @@ class DrainKeeper:
 
     Attributes:
         plan: how snapshots are taken; none yet in the first steps.
+        paused: no further window begins.
     """
 
     def __init__(self, options: DrainOptions, restored: Mapping[str, Any] | None = None) -> None:
         self._options = options
         self.plan: Plan | None = None
+        self.paused = False
         self._host: Host | None = None
         self._hooks: list[Any] = []
         self._random = (restored or {}).get("random")
@@ -181,7 +183,8 @@ class DrainKeeper:
 
     def _may_begin(self) -> bool:
         assert self._windows is not None and self.plan is not None
-        return self._since >= self.plan.every and self._windows.may_begin(self._report.done)
+        due = self._since >= self.plan.every and not self.paused
+        return due and self._windows.may_begin(self._report.done)
 
     def _plan_if_timed(self) -> None:
         if self.plan is None and len(self._intervals) >= _WARM_UP:

@@ -64,10 +64,6 @@ class GradientModule(LightningModule):
         self.log("train/tokens_per_second", num_tokens / (time.perf_counter() - started), batch_size=1)
         return loss
 
-    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
-        """A batch holds plain numbers, which become tensors where they are used."""
-        return batch
-
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Score a batch."""
         self._score("val", batch)
