@@ -1,4 +1,4 @@
-"""``experiment=adamw_drill`` from the command line: killed, it goes on from its folder with the bits of the unbroken."""
+"""``experiment=adamw_drill`` from the command line: killed, it goes on from its folder to the bits of the unbroken."""
 
 from __future__ import annotations
 

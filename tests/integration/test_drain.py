@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,39 @@ def test_the_log_has_the_gradients_that_the_optimizer_saw(tmp_path, monkeypatch,
             assert hyper.skipped == (whole is None) and hyper.lr == seen.rates[index][piece.param]
             assert whole is None or torch.equal(grad, whole.reshape(-1)[piece.start : piece.stop])
     assert clipped > 10
+    saved = torch.load(restore(tmp_path / "store"), weights_only=True)
+    assert relative_errors(saved_triples(saved, net), watch.states[saved["global_step"]]) == EXACT
+
+
+class KillHost(Callback):
+    """Ends the host process in the middle of a window."""
+
+    def __init__(self, keep: Keep) -> None:
+        self.keep, self.killed = keep, False
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == 30 and not self.killed:
+            self.keep._keeper._host._process.kill()
+            self.killed = True
+        elif trainer.global_step > 31 and self.keep.status()["host_restarts"]:
+            time.sleep(0.02)  # until another one is there
+
+
+def test_a_dead_host_process_is_replaced_and_training_goes_on(tmp_path):
+    keep, watch = Keep(tmp_path, drain={"mode": "drain", "num_shards": 4}), Watch()
+    net = Net(pause=0.005)
+    trainer_of(tmp_path, 200, keep, KillHost(keep), watch).fit(net, Loader())
+    status = keep.status()
+    assert status["host_restarts"] == 1 and status["saved_step"] > 30, status
+    saved = torch.load(restore(tmp_path / "store"), weights_only=True)
+    assert relative_errors(saved_triples(saved, net), watch.states[saved["global_step"]]) == EXACT
+
+
+def test_a_state_that_fits_is_copied_whole_and_said_so(tmp_path, caplog):
+    """The measured copy takes less than the tax of a step of 50 ms."""
+    with caplog.at_level(logging.INFO, "zo_lightning"):
+        _, watch, net = drained(tmp_path, 40, net=Net(pause=0.05), options={"mode": "auto", "num_shards": None})
+    assert "plain snapshot" in caplog.text
     saved = torch.load(restore(tmp_path / "store"), weights_only=True)
     assert relative_errors(saved_triples(saved, net), watch.states[saved["global_step"]]) == EXACT
 

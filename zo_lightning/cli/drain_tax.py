@@ -53,6 +53,7 @@ def measured(config: DictConfig, folder: str) -> dict[str, object]:
     config.checkpoint.dirpath, config.trainer.default_root_dir = folder, folder
     config.callbacks, config.trainer.val_check_interval, config.trainer.check_val_every_n_epoch = None, None, None
     config.trainer.limit_val_batches, config.trainer.max_steps = 0, -1
+    config.trainer.max_epochs = -1
 
     from zo_lightning.callbacks.resilient_checkpoint import ResilientCheckpoint
     from zo_lightning.cli.first_order import build

@@ -36,6 +36,9 @@ def window_bytes(num_shards: int, target: Target, *, state_bytes: int, grad_byte
     Examples:
         >>> window_bytes(16, "newest", state_bytes=12, grad_bytes=4)
         42.0
+        >>> moved = [window_bytes(16, target, state_bytes=0, grad_bytes=4) for target in ("median", "newest")]
+        >>> round(moved[0] / moved[1], 3)
+        0.533
     """
     return state_bytes + grad_bytes * Window(shards=num_shards, target=target).traffic
 
