@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,7 +30,8 @@ def train_by_gradients(
     session = build(config, loggers)
     log.info("%s", session.describe())
     before = session.test(logged=False) if checkpoint is None else {}
-    session.fit(newest(checkpoint))
+    mirrors = (config.checkpoint or {}).get("mirrors") or ()
+    session.fit(newest(checkpoint, mirrors))
     metrics = {name: float(value) for name, value in session.trainer.callback_metrics.items()}
     after = session.test()
     metrics |= after
@@ -48,7 +50,7 @@ def train_by_gradients(
     return metrics.get(config.optimized_metric)
 
 
-def newest(checkpoint: Path | None) -> Path | None:
+def newest(checkpoint: Path | None, mirrors: Sequence[str] = ()) -> Path | None:
     """The file to go on from: of a run's store and its last checkpoint, whichever is further."""
     if checkpoint is None or checkpoint.is_file():
         return checkpoint
@@ -60,7 +62,7 @@ def newest(checkpoint: Path | None) -> Path | None:
         return int(torch.load(path, weights_only=True, mmap=True)["global_step"])
 
     last = checkpoint.with_name(CHECKPOINT.name)
-    found = [restore(checkpoint), *([last] if last.is_file() else [])]
+    found = [restore(checkpoint, mirrors=mirrors), *([last] if last.is_file() else [])]
     return max(found, key=step)
 
 

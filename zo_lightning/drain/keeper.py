@@ -34,25 +34,31 @@ _PAUSES = (1.0, 60.0)  # seconds before a lost host process is replaced: at firs
 class DrainKeeper:
     """Keeps one training run; rank 0 alone does.
 
-    A callback calls ``start`` before the first batch, ``batch_start``, ``before_optimizer_step`` and ``step_end`` where
-    Lightning has hooks of such names, then ``finish`` and ``close``.
+    A callback calls ``load`` with a restored checkpoint, ``start`` before the first batch, ``batch_start``,
+    ``before_optimizer_step`` and ``step_end`` where Lightning has hooks of such names, then ``finish`` and ``close``.
 
     Args:
         options: settings.
-        restored: what the loaded checkpoint has under ``messages.KEY``.
 
     Attributes:
         plan: how snapshots are taken; none yet in the first steps.
         paused: no further window begins.
     """
 
-    def __init__(self, options: DrainOptions, restored: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, options: DrainOptions) -> None:
         self._options = options
         self.plan: Plan | None = None
         self.paused = False
         self._host: Host | None = None
         self._hooks: list[Any] = []
-        self._random = (restored or {}).get("random")
+        self._random: Any = None
+
+    def setup(self, trainer: Any) -> None:
+        """Nothing is restored here: a checkpoint file begins the run."""
+
+    def load(self, checkpoint: Mapping[str, Any]) -> None:
+        """Keep the random state of a restored checkpoint for the first batch."""
+        self._random = checkpoint.get(KEY, {}).get("random")
 
     def start(self, trainer: Any, module: Any) -> None:
         """Hook into the optimizer's step, and start the host process beside the first steps.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,13 +20,14 @@ log = logging.getLogger(__name__)
 RESTORED = "restored.ckpt"
 
 
-def restore(folder: Path, *, step: int | None = None, seconds: float = 60.0) -> Path:
+def restore(folder: Path, *, mirrors: Sequence[str] = (), step: int | None = None, seconds: float = 60.0) -> Path:
     """Write ``restored.ckpt`` beside the snapshots: the newest durable step, or one of them.
 
     A host process that outlived its trainer still saves what it has; that is waited for.
 
     Args:
         folder: of the store.
+        mirrors: further places that it was saved to.
         step: the step wanted.
         seconds: to wait for an earlier run's host process.
 
@@ -36,7 +38,7 @@ def restore(folder: Path, *, step: int | None = None, seconds: float = 60.0) -> 
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / LOCK, timeout=seconds):
-            loaded = Store([folder]).load(step)
+            loaded = Store([folder, *mirrors]).load(step)
     except Timeout:
         raise DrainError(f"another run is saving into {folder}: end it, or restore into another folder") from None
     for complaint in loaded.complaints:
