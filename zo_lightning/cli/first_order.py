@@ -33,6 +33,7 @@ def train_by_gradients(
     mirrors = (config.checkpoint or {}).get("mirrors") or ()
     session.fit(newest(checkpoint, mirrors))
     metrics = {name: float(value) for name, value in session.trainer.callback_metrics.items()}
+    kept = _status(session)  # before the test, which sets the callbacks up anew
     after = session.test()
     metrics |= after
     results: dict[str, Any] = {
@@ -41,7 +42,7 @@ def train_by_gradients(
         "after": after,
         "seconds_per_step": session.throughput.seconds_per_step,
         "tokens_per_second": session.throughput.tokens_per_second,
-        "checkpoint": _status(session),
+        "checkpoint": kept,
     }
     write_text(output / "results.json", json.dumps(results, indent=2) + "\n")
     for name, value in _flat(results):
