@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from torch.optim import Optimizer
 
 from zo_lightning.checkpoint.files import Files, LocalFiles
 from zo_lightning.checkpoint.journal import Fsync
 from zo_lightning.checkpoint.store import Store, StoreError
+from zo_lightning.drain.keeper import DrainKeeper
+from zo_lightning.drain.options import DrainOptions
 from zo_lightning.errors import ConfigError
 from zo_lightning.modules import ZOModule
 
@@ -52,7 +55,8 @@ class ResilientCheckpoint(Checkpoint):
 
     A zeroth-order run gets a journal, which loses no acknowledged step, and snapshots of its factors, from which
     a restart begins. It logs ``checkpoint/...`` with every snapshot: saves that failed or were left out, and the step
-    of the last snapshot that was read back and found equal to what the run held.
+    of the last snapshot that was read back and found equal to what the run held. Any other module gets snapshots of its
+    parameters and optimizer, copied in parts while training goes on (``zo_lightning.drain``).
 
     Args:
         dirpath: where ``journal/`` and ``store/`` go.
@@ -62,7 +66,9 @@ class ResilientCheckpoint(Checkpoint):
         keep: snapshots that stay.
         mirrors: further places for snapshots, paths or fsspec URLs.
         max_stall: seconds that a slow disk may hold training up for one snapshot, which is then left out.
-        files: the file system.
+        drain: ``mode``, ``target``, ``rollback``, ``tolerance``, ``tax`` and ``num_shards`` of
+            ``zo_lightning.drain.options.DrainOptions``, for a module that is not zeroth-order.
+        files: the file system of a zeroth-order run.
 
     Raises:
         ConfigError: for a setting that is not one of these.
@@ -77,6 +83,7 @@ class ResilientCheckpoint(Checkpoint):
         keep: int = 2,
         mirrors: Sequence[str] = (),
         max_stall: float = 1.0,
+        drain: Mapping[str, Any] | None = None,
         files: Files | None = None,
     ) -> None:
         if fsync not in get_args(Fsync):
@@ -89,6 +96,9 @@ class ResilientCheckpoint(Checkpoint):
         self.dirpath, self.fsync, self.every_n_steps = Path(dirpath), fsync, every_n_steps
         self.keep, self.mirrors, self.max_stall = keep, tuple(mirrors), max_stall
         self.files = files or LocalFiles()
+        self.drain = DrainOptions(
+            folder=self.dirpath / "store", mirrors=self.mirrors, keep=keep, max_stall=max_stall, **(drain or {})
+        )
         self._keeper: Keeper | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -119,6 +129,21 @@ class ResilientCheckpoint(Checkpoint):
             return None
         return checkpoint
 
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Remember what belongs to the first step."""
+        if isinstance(self._keeper, DrainKeeper):
+            self._keeper.load(checkpoint)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Put the random state of the checkpoint back."""
+        if isinstance(self._keeper, DrainKeeper):
+            self._keeper.batch_start()
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """See the gradients before they are clipped."""
+        if isinstance(self._keeper, DrainKeeper):
+            self._keeper.before_optimizer_step(trainer)
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Keep the step, if one has ended."""
         if self._keeper is not None:
@@ -146,7 +171,7 @@ class ResilientCheckpoint(Checkpoint):
             from zo_lightning.callbacks.journal_keeper import JournalKeeper
 
             return JournalKeeper(self)
-        raise ConfigError(f"`checkpoint=resilient` cannot keep a {type(module).__name__}: set `checkpoint=lightning`")
+        return DrainKeeper(self.drain)
 
     def _close(self) -> None:
         if self._keeper is not None:

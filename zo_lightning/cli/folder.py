@@ -24,7 +24,7 @@ FAILURE = "FAILED"
 _BORN = ("id", "sweep", "job")  # stay when a run goes on
 _TRACES = (CHECKPOINT, STORE, JOURNAL, Path("results.json"), Path("csv"))  # what only a run leaves behind
 # What a run trains. The rest says how long, where and how it is shown, and may change when it goes on.
-_IDENTITY = ("seed", "objective", "data", "model", "task", "direction", "query", "estimator", "update")
+_IDENTITY = ("seed", "training", "objective", "data", "model", "task", "direction", "query", "estimator", "update")
 
 
 def identity(config: DictConfig) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def resolve_checkpoint(config: DictConfig, root: Path) -> tuple[Path | None, Pat
 
 def is_begun(folder: Path) -> bool:
     """Whether a run's folder has something to go on from."""
-    return (folder / CHECKPOINT).is_file() or (folder / JOURNAL).is_dir()
+    return newest_checkpoint(folder) is not None or (folder / JOURNAL).is_dir()
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

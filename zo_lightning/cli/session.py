@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from zo_lightning.failure import Failures
     from zo_lightning.models.prepare import PreparedModel
     from zo_lightning.modules import ZOModule
+    from zo_lightning.tasks.encoding import TaskData
 
 log = logging.getLogger(__name__)
 
@@ -147,19 +148,11 @@ def build(config: DictConfig, loggers: Sequence[Logger] | None = None) -> Sessio
         scheduler(torch.optim.SGD([torch.zeros(1)], lr=1.0))  # so that a wrong setting shows now
 
     from zo_lightning.callbacks.throughput import Throughput
-    from zo_lightning.data import ExampleDataModule, check_batch_sizes
-    from zo_lightning.models import load_tokenizer
     from zo_lightning.modules import ZOModule
 
-    check_batch_sizes(**config.data)
     throughput = Throughput()
     trainer = build_trainer(config, throughput, loggers=loggers)
-    texts = instantiate(config.task).texts()
-    model = prepared_model(config)
-    examples = texts.encode(load_tokenizer(model.folder), max_length=max_length(config, model))
-    data = ExampleDataModule(
-        train=examples.train, dev=examples.dev, test=examples.test, seed=config.seed, **config.data
-    )
+    model, examples, data = load_data(config)
     module = ZOModule(
         method=method,
         backend=backend,
@@ -172,6 +165,26 @@ def build(config: DictConfig, loggers: Sequence[Logger] | None = None) -> Sessio
         max_skipped=config.max_skipped,
     )
     return Session(module, data, trainer, throughput, examples.num_truncated)
+
+
+def load_data(config: DictConfig) -> tuple[PreparedModel, TaskData, ExampleDataModule]:
+    """The model's folder, the task's examples for it, and their loaders; the task's texts are read first.
+
+    Raises:
+        ConfigError: for a batch size that cannot be.
+        DataError: for a model or data that cannot be had.
+    """
+    from zo_lightning.data import ExampleDataModule, check_batch_sizes
+    from zo_lightning.models import load_tokenizer
+
+    check_batch_sizes(**config.data)
+    texts = instantiate(config.task).texts()
+    model = prepared_model(config)
+    examples = texts.encode(load_tokenizer(model.folder), max_length=max_length(config, model))
+    data = ExampleDataModule(
+        train=examples.train, dev=examples.dev, test=examples.test, seed=config.seed, **config.data
+    )
+    return model, examples, data
 
 
 def prepared_model(config: DictConfig) -> PreparedModel:
@@ -247,6 +260,22 @@ def num_steps(config: DictConfig) -> int:
 
 
 def build_trainer(config: DictConfig, *callbacks: Callback, loggers: Sequence[Logger] | None = None) -> Trainer:
+    """A trainer of zeroth-order steps: ``new_trainer``, checked."""
+    from zo_lightning.strategies import ZOStrategyBase
+    from zo_lightning.strategies.refused import check_callbacks
+
+    trainer = new_trainer(config, *callbacks, loggers=loggers)
+    if not isinstance(trainer.strategy, ZOStrategyBase):
+        raise ConfigError(
+            f"`trainer.strategy`={config.trainer.strategy} cannot run these steps: leave it at zo, or zo_ddp for "
+            "several ranks"
+        )
+    trainer.strategy.check_precision()
+    check_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
+    return trainer
+
+
+def new_trainer(config: DictConfig, *callbacks: Callback, loggers: Sequence[Logger] | None = None) -> Trainer:
     """Lightning's trainer with the configured callbacks, further ones, and the given or configured loggers."""
     from lightning.pytorch import seed_everything
     from lightning.pytorch.callbacks import Checkpoint
@@ -255,8 +284,6 @@ def build_trainer(config: DictConfig, *callbacks: Callback, loggers: Sequence[Lo
     from zo_lightning.callbacks.failure_injection import FailureInjection
     from zo_lightning.callbacks.heartbeats import Heartbeats
     from zo_lightning.cli.lightning_errors import misconfigurations_named
-    from zo_lightning.strategies import ZOStrategyBase
-    from zo_lightning.strategies.refused import check_callbacks
 
     seed_everything(config.seed, workers=True, verbose=False)
     beats = [Heartbeats(heartbeat())] if heartbeat().is_supervised else []
@@ -275,11 +302,4 @@ def build_trainer(config: DictConfig, *callbacks: Callback, loggers: Sequence[Lo
             enable_checkpointing=saves,  # else Lightning adds one of its own
             logger=list(build_loggers(config) if loggers is None else loggers) or False,
         )
-    if not isinstance(trainer.strategy, ZOStrategyBase):
-        raise ConfigError(
-            f"`trainer.strategy`={config.trainer.strategy} cannot run these steps: leave it at zo, or zo_ddp for "
-            "several ranks"
-        )
-    trainer.strategy.check_precision()
-    check_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
     return trainer

@@ -98,6 +98,11 @@ def train(config: DictConfig, output: Path, checkpoint: Path | None, *, resume: 
 
     show_config(config, output, show=config.extras.print_config)
     loggers = build_loggers(config)
+    if config.training.kind.value == "adamw":
+        from zo_lightning.cli.first_order import train_by_gradients
+
+        with recording(loggers, config):
+            return train_by_gradients(config, output, checkpoint, loggers)
     session = build(config, loggers)
     log.info("%s", session.describe())
     with recording(loggers, config):

@@ -45,6 +45,21 @@ class Trainable(Enum):
     all = "all"
 
 
+class Training(Enum):
+    """How a run trains: forward passes alone, or backpropagation and a torch optimizer."""
+
+    zo = "zo"
+    adamw = "adamw"
+
+
+@dataclass
+class TrainingConf:
+    """How a run trains; the optimizer is that of ``adamw``."""
+
+    kind: Training = Training.zo
+    optimizer: dict[str, Any] = field(default_factory=dict)
+
+
 @dataclass
 class ObjectiveConf:
     """What a request scores."""
@@ -98,6 +113,7 @@ class RunConf:
     ckpt_path: str | None = None
     max_skipped: int = 10
     optimized_metric: str = "val/loss"
+    training: TrainingConf = field(default_factory=TrainingConf)
     objective: ObjectiveConf = field(default_factory=ObjectiveConf)
     data: DataConf = field(default_factory=DataConf)
     bank: BankConf = field(default_factory=BankConf)
@@ -321,6 +337,18 @@ class FakeConf:
 
 
 @dataclass
+class DrainConf:
+    """How a run by backpropagation is kept."""
+
+    mode: str = "auto"
+    target: str = "newest"
+    rollback: str = "guarded"
+    tolerance: float = 1e-4
+    tax: float = 0.03
+    num_shards: int | None = None
+
+
+@dataclass
 class ResilientCheckpointConf:
     """Journal and snapshots."""
 
@@ -331,6 +359,7 @@ class ResilientCheckpointConf:
     keep: int = 2
     mirrors: list[str] = field(default_factory=list)
     max_stall: float = 1.0
+    drain: DrainConf = field(default_factory=DrainConf)
 
 
 _SCHEMAS = {
@@ -348,6 +377,7 @@ _SCHEMAS = {
     "base_fake": FakeConf,
     "base_resilient_checkpoint": ResilientCheckpointConf,
     "base_extras": ExtrasConf,
+    "base_training": TrainingConf,
 }
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 
+import torch
 from lightning.pytorch import LightningDataModule
 
-from zo_lightning.core.types import Example, Workload
+from zo_lightning.core.types import Batch, Example, Workload
 from zo_lightning.data.loader import ExampleLoader
 from zo_lightning.errors import ConfigError, DataError
 
@@ -65,6 +66,10 @@ class ExampleDataModule(LightningDataModule):
     def test_dataloader(self) -> list[ExampleLoader]:
         """The test examples in their order."""
         return self._ordered(self.test)
+
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        """A batch holds plain numbers, which become tensors where they are used."""
+        return batch
 
     def workloads(self, num_points: int) -> tuple[Workload, ...]:
         """The calls that training at ``num_points`` points at once, validation and test will make."""

@@ -1,0 +1,295 @@
+"""Keeps a first-order run's state safe while it trains: plans, copies window after window, replaces a lost host."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from zo_lightning.drain.capture import Capture, why_not
+from zo_lightning.drain.measure import bandwidth
+from zo_lightning.drain.messages import KEY, Report, Setup
+from zo_lightning.drain.options import DrainOptions
+from zo_lightning.drain.plan import Plan, choose
+from zo_lightning.drain.process import Host
+from zo_lightning.drain.random_state import collect, restore
+from zo_lightning.drain.ring import size_of, span, types_of
+from zo_lightning.drain.tree import split
+from zo_lightning.drain.windows import Traffic, Windows
+from zo_lightning.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_WARM_UP = 5  # steps that are timed before the plan is made
+_DEPTH = 4  # slots of a drain: how many steps the host process may be behind
+_HUNG_SECONDS = 60.0
+_PAUSES = (1.0, 60.0)  # seconds before a lost host process is replaced: at first, and at most
+
+
+class DrainKeeper:
+    """Keeps one training run; rank 0 alone does.
+
+    A callback calls ``load`` with a restored checkpoint, ``start`` before the first batch, ``batch_start``,
+    ``before_optimizer_step`` and ``step_end`` where Lightning has hooks of such names, then ``finish`` and ``close``.
+
+    Args:
+        options: settings.
+
+    Attributes:
+        plan: how snapshots are taken; none yet in the first steps.
+        paused: no further window begins.
+    """
+
+    def __init__(self, options: DrainOptions) -> None:
+        self._options = options
+        self.plan: Plan | None = None
+        self.paused = False
+        self._host: Host | None = None
+        self._hooks: list[Any] = []
+        self._random: Any = None
+
+    def setup(self, trainer: Any) -> None:
+        """Nothing is restored here: a checkpoint file begins the run."""
+
+    def load(self, checkpoint: Mapping[str, Any]) -> None:
+        """Keep the random state of a restored checkpoint for the first batch."""
+        self._random = checkpoint.get(KEY, {}).get("random")
+
+    def start(self, trainer: Any, module: Any) -> None:
+        """Hook into the optimizer's step, and start the host process beside the first steps.
+
+        Raises:
+            ConfigError: if the target cannot be had with these parameters.
+        """
+        self._trainer, self._module = trainer, module
+        self._traffic, self._report, self._earlier = Traffic(), Report(), Report()
+        self._capture: Capture | None = None
+        self._windows: Windows | None = None
+        self._intervals: list[float] = []
+        self._seconds, self._steps, self._hooked = 0.0, 0, 0
+        self._since, self._skipped, self._restarts = 0, 0, 0
+        self._global_step, self._ended = trainer.global_step, time.perf_counter()
+        self._restart_at, self._pause = 0.0, _PAUSES[0]
+        self.plan = None
+        if trainer.is_global_zero:
+            self._check_types(trainer.optimizers[0])
+            optimizer = trainer.optimizers[0]
+            self._hooks = [
+                optimizer.register_step_pre_hook(self._before_step),
+                optimizer.register_step_post_hook(self._after_step),
+            ]
+            self._start_host()
+
+    def batch_start(self) -> None:
+        """Put the random state back, once, behind all that Lightning draws when it starts."""
+        if self._random is not None:
+            restore(self._random)
+            self._random = None
+
+    def before_optimizer_step(self, trainer: Any) -> None:
+        """See the gradients before their norm is clipped."""
+        clips = trainer.gradient_clip_val and trainer.gradient_clip_algorithm in (None, "norm")
+        if clips and self._capture is not None:
+            self._capture.before_clipping()
+
+    def step_end(self, trainer: Any, module: Any) -> None:
+        """Copy what belongs to the step's end; plan, once some steps are timed; replace a lost host process."""
+        if not self._hooks:
+            return
+        started = time.perf_counter()
+        if trainer.global_step != self._global_step:
+            self._count_step(started)
+        self._hear(self._host.poll() if self._host else None)
+        if self._host is None:
+            self._replace_host()
+        elif not self._host.alive:
+            self._lose_host("it ended")
+        elif self._host.silence > _HUNG_SECONDS:
+            self._lose_host(f"it said nothing for {_HUNG_SECONDS:.0f} s")
+        elif self._windows is None:
+            self._plan_if_timed()
+        elif self._capture is not None:
+            self._windows.batch_end(trainer.global_step)
+        elif self._may_begin():
+            self._since = 0
+            self._windows.snapshot(trainer.global_step)
+        self._seconds += time.perf_counter() - started
+
+    def finish(self, trainer: Any, module: Any) -> None:
+        """Training has come to its end, which the run's own checkpoint keeps."""
+        self.close()
+
+    def close(self, seconds: float = 60.0) -> None:
+        """Let the host process finish what it has, and end it. Idempotent."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._host is not None:
+            self._hear(self._host.finish(seconds))
+            self._host = None
+
+    def wait_ready(self, seconds: float) -> bool:
+        """Whether snapshots can be taken, waiting at most so long for the host process: for very short runs."""
+        deadline = time.monotonic() + seconds
+        while self._host is not None and not self._host.ready and self._host.alive and time.monotonic() < deadline:
+            self._hear(self._host.poll(0.05))
+        return self._host is not None and self._host.ready
+
+    def status(self) -> dict[str, float]:
+        """Numbers for the log. ``tax`` is the share of the other time that was spent here."""
+        total, steps = _sum(self._earlier, self._report), max(self._steps, 1)
+        others = sum(self._intervals) - self._seconds
+        return {
+            "saved_step": float(total.saved_step or 0),
+            "verified_step": float(total.verified_step or 0),
+            "saves": float(total.saves),
+            "proven": float(total.proven),
+            "refused": float(total.refused),
+            "failures": float(total.failures),
+            "dropped": float(total.dropped + self._traffic.abandoned),
+            "bound": total.bound,
+            "skipped_steps": float(self._skipped),
+            "host_restarts": float(self._restarts),
+            "stalled_seconds": self._traffic.stalled_seconds,
+            "state_bytes_per_step": self._traffic.state_bytes / steps,
+            "gradient_bytes_per_step": self._traffic.gradient_bytes / steps,
+            "tax": self._seconds / others if others > 0 else 0.0,
+        }
+
+    def _before_step(self, *_: Any) -> None:
+        if self._windows is not None:
+            started = time.perf_counter()
+            self._windows.before_step()
+            self._seconds += time.perf_counter() - started
+
+    def _after_step(self, *_: Any) -> None:
+        self._hooked += 1
+        if self._windows is None or self._capture is None:
+            return
+        started = time.perf_counter()
+        self._hear(self._host.poll() if self._host else None)
+        if self._may_begin():
+            self._since = 0
+            self._windows.begin()
+        self._windows.after_step()
+        self._seconds += time.perf_counter() - started
+
+    def _count_step(self, now: float) -> None:
+        self._intervals.append(now - self._ended)
+        self._global_step, self._ended = self._trainer.global_step, now
+        self._since += 1
+        self._steps += self._windows is not None
+        self._skipped += self._hooked == 0  # float16 found an overflow: Lightning counts the step, AdamW never saw it
+        self._hooked = 0
+
+    def _may_begin(self) -> bool:
+        assert self._windows is not None and self.plan is not None
+        due = self._since >= self.plan.every and not self.paused
+        return due and self._windows.may_begin(self._report.done)
+
+    def _plan_if_timed(self) -> None:
+        if self.plan is None and len(self._intervals) >= _WARM_UP:
+            self._make_plan()
+        if self.plan is not None:
+            self._configure_host(self.plan)
+
+    def _make_plan(self) -> None:
+        optimizer, options = self._trainer.optimizers[0], self._options
+        reason = why_not(optimizer)
+        if reason is not None:
+            log.warning("only plain snapshots are taken: %s", reason)
+        else:
+            self._capture = Capture(optimizer, self._module.named_parameters())
+        state = self._capture.state if self._capture else split(self._checkpoint(), {})[1]
+        self.plan = choose(
+            mode="snapshot" if reason else options.mode,
+            target=options.target,
+            num_shards=options.num_shards,
+            state_bytes=size_of(state),
+            grad_bytes=size_of(state[::3]),
+            bandwidth=bandwidth(state),
+            step_seconds=statistics.median(self._intervals),
+            tax=options.tax,
+        )
+        if not self.plan.num_shards:
+            self._capture = None
+        self._since = self.plan.every
+        log.info("%s", self.plan.reason)
+
+    def _configure_host(self, plan: Plan) -> None:
+        assert self._host is not None
+        options, capture = self._options, self._capture
+        setup = Setup(
+            parameters=capture.parameters if capture else (),
+            num_shards=plan.num_shards,
+            target=options.target,
+            rollback=options.rollback,
+            tolerance=options.tolerance,
+            bitwise=capture is None or capture.is_bitwise,
+            folder=options.folder,
+            mirrors=options.mirrors,
+            keep=options.keep,
+            slot_bytes=0,
+            depth=_DEPTH if capture else 2,
+        )
+        setup = setup.with_room(span(types_of(split(self._checkpoint(), capture.known if capture else {})[1])))
+        try:
+            self._host.configure(setup)
+        except OSError as error:
+            return self._lose_host(f"no memory to share with it: {error}")
+        self._windows = Windows(self._host, setup, capture, self._checkpoint, options.max_stall, self._traffic)
+
+    def _start_host(self) -> None:
+        try:
+            self._host = Host()
+        except OSError as error:
+            self._lose_host(f"it cannot start: {error}")
+
+    def _replace_host(self) -> None:
+        if time.monotonic() >= self._restart_at:
+            self._start_host()
+
+    def _lose_host(self, reason: str) -> None:
+        if self._host is not None:
+            self._host.kill()
+        self._host = self._windows = None
+        self._earlier, self._report = _sum(self._earlier, self._report), Report()
+        self._restarts += 1
+        log.error("the drain's host process is lost (%s): another one starts in %.0f s", reason, self._pause)
+        self._restart_at = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, _PAUSES[1])
+
+    def _hear(self, report: Report | None) -> None:
+        if report is None:
+            return
+        if report.refused > self._report.refused:
+            log.error("a snapshot was refused, older ones are as they were: %s", report.problem)
+        if report.saved_step != self._report.saved_step:
+            self._pause = _PAUSES[0]
+            log.debug("step %s is durable, relative error at most %.1e", report.saved_step, report.bound)
+        self._report = report
+
+    def _checkpoint(self) -> dict[str, Any]:
+        checkpoint: dict[str, Any] = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        checkpoint[KEY] = {"random": collect()}
+        return checkpoint
+
+    def _check_types(self, optimizer: torch.optim.Optimizer) -> None:
+        kinds = {p.dtype for group in optimizer.param_groups for p in group["params"]}
+        target, mode = self._options.target, self._options.mode
+        if target != "newest" and mode != "snapshot" and kinds != {torch.float32}:
+            raise ConfigError(
+                f"`checkpoint.target={target}` takes steps back, which only float32 parameters allow: set it to newest"
+            )
+
+
+def _sum(earlier: Report, later: Report) -> Report:
+    """Counts of two host processes, and the newest of what is no count."""
+    counts = {f.name: getattr(earlier, f.name) + getattr(later, f.name) for f in fields(Report) if f.type == "int"}
+    saved = later if later.saved_step is not None else earlier
+    return replace(later, **counts, saved_step=saved.saved_step, verified_step=saved.verified_step, bound=saved.bound)
