@@ -152,6 +152,15 @@ def test_a_snapshot_that_is_ahead_of_the_journal_is_gone_on_from(run, counted):
     assert sorted(read_journal(run.root / JOURNAL).entries) == list(range(10, 40))
 
 
+def test_a_fork_that_is_cut_at_once_goes_on(run, counted):
+    cut(run, run.open_module(), 12, keeper(run))
+    fork = ResilientCheckpoint(run.root / "fork")
+    cut(run, run.open_module(), 13, fork, ckpt_path=run.root / STORE)
+    again = counted()
+    fit(run, run.open_module(again), ResilientCheckpoint(run.root / "fork"), ckpt_path=run.root / "fork" / "store")
+    assert again.asked == list(range(13, 40))
+
+
 def test_other_data_or_another_run_is_refused(run):
     cut(run, run.open_module(), 7, keeper(run))
     run.examples = run.examples[:3]

@@ -12,7 +12,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from zo_lightning.errors import DivergedError, EngineError
+from zo_lightning.errors import DivergedError, EngineError, JournalError
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +69,8 @@ class InterruptCheckpoint(Callback):
         training, self._training = self._training, False
         if not isinstance(exception, KeyboardInterrupt):  # Lightning ignores further ones while it shuts down
             self._give_back()
-        at_once = isinstance(exception, _LeaveAtOnce)
-        if not training or at_once or trainer.global_step == 0 or isinstance(exception, EngineError | DivergedError):
+        worse = isinstance(exception, _LeaveAtOnce | EngineError | DivergedError | JournalError)
+        if not training or worse or trainer.global_step == 0:
             return
         try:
             trainer.save_checkpoint(self.path)

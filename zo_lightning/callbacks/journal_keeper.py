@@ -16,7 +16,7 @@ from zo_lightning.checkpoint.background import BackgroundSaver
 from zo_lightning.checkpoint.journal import Identity, Journal
 from zo_lightning.checkpoint.restore_drill import RestoreDrill
 from zo_lightning.checkpoint.store import Loaded, Store
-from zo_lightning.errors import ConfigError, RankError
+from zo_lightning.errors import ConfigError, JournalError, RankError
 from zo_lightning.kernels.team import one_thread
 from zo_lightning.modules import ZOModule
 from zo_lightning.modules.checkpoint import KEY, lasting_digest
@@ -72,6 +72,11 @@ class JournalKeeper:
         drill = RestoreDrill(self._store, partial(_restored_digest, module, self._store, self._journal))
         self._saver = BackgroundSaver(self._store, drill=drill, patience=settings.max_stall)
         cast(RunCheckpointIO, trainer.strategy.checkpoint_io).saver = self._saver
+        if step and not self._journal.entries and step not in self._store.steps():
+            # A fork: its first steps are another run's, so the folder needs them before it has a step of its own.
+            self._snapshot(trainer, step)
+            if not self._saver.drain(_PATIENCE) or not self._saver.status().saves:
+                raise JournalError(f"{settings.dirpath}: the fork's first snapshot could not be written; see above")
 
     def step_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Take a snapshot where one is due, and log what changed."""
