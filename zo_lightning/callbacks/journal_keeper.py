@@ -46,7 +46,7 @@ class JournalKeeper:
         """Have checkpoints restored from the store with all its places."""
         settings = self._settings
         self._store = Store(settings.places, keep=settings.keep, files=settings.files)
-        cast(RunCheckpointIO, trainer.strategy.checkpoint_io).store = self._store
+        cast(RunCheckpointIO, trainer.strategy.checkpoint_io).stores[settings.folder] = self._store
 
     def start(self, trainer: Trainer, module: LightningModule) -> None:
         """Open the journal, which the module's steps then follow and lengthen, and the store.

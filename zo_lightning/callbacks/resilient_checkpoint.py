@@ -97,7 +97,7 @@ class ResilientCheckpoint(Checkpoint):
         self.keep, self.mirrors, self.max_stall = keep, tuple(mirrors), max_stall
         self.files = files or LocalFiles()
         self.drain = DrainOptions(
-            folder=self.dirpath / "store", mirrors=self.mirrors, keep=keep, max_stall=max_stall, **(drain or {})
+            folder=self.folder, mirrors=self.mirrors, keep=keep, max_stall=max_stall, **(drain or {})
         )
         self._keeper: Keeper | None = None
 
@@ -114,13 +114,18 @@ class ResilientCheckpoint(Checkpoint):
             self._keeper.start(trainer, pl_module)
 
     @property
+    def folder(self) -> Path:
+        """The run's own place for snapshots."""
+        return self.dirpath / "store"
+
+    @property
     def places(self) -> list[str | Path]:
         """Where snapshots go, the run's own folder first."""
-        return [self.dirpath / "store", *self.mirrors]
+        return [self.folder, *self.mirrors]
 
     def restorable(self, checkpoint: Path | None) -> Path | None:
         """A checkpoint to begin from; None for a store of which nothing is whole: the journal has all steps."""
-        if checkpoint is None or not checkpoint.is_dir():
+        if checkpoint != self.folder:
             return checkpoint
         try:
             Store(self.places, files=self.files).load()

@@ -30,8 +30,11 @@ class RunCheckpointIO(TorchCheckpointIO):
     is a store, of which the newest whole snapshot is loaded.
     """
 
-    store: Store | None = None
     saver: BackgroundSaver | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stores: dict[Path, Store] = {}  # those that have further places, by their folder
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Write a checkpoint, or hand a snapshot on.
@@ -64,7 +67,7 @@ class RunCheckpointIO(TorchCheckpointIO):
             StoreError: if it is damaged.
         """
         if Path(path).is_dir():
-            loaded = (self.store or Store([path])).load()
+            loaded = (self.stores.get(Path(path)) or Store([path])).load()
             for complaint in loaded.complaints:
                 log.warning("%s", complaint)
             log.info("snapshot of step %d", loaded.step)
