@@ -253,6 +253,8 @@ class DrainKeeper:
     def _replace_host(self) -> None:
         if time.monotonic() >= self._restart_at:
             self._start_host()
+            if self._host is not None and self.plan is not None:
+                self._configure_host(self.plan)
 
     def _lose_host(self, reason: str) -> None:
         if self._host is not None:
