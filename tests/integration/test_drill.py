@@ -65,7 +65,8 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_goes_on(left: str, tm
 def test_fifty_kills_of_first_order_runs(foreach: str, drilled: Callable[..., Facts], tmp_path: Path):
     """Each of AdamW's kernels on the CPU, the one over all tensors at once and the loop."""
     own = [*composer(tmp_path, [])(name="drill").adamw, f"training.optimizer.foreach={foreach}"]
-    facts = drilled("parts=[adamw]", "adamw_kills=25", f"adamw=[{','.join(own)}]")
+    quoted = ",".join(f"'{override}'" for override in own)
+    facts = drilled("parts=[adamw]", "adamw_kills=25", f"adamw=[{quoted}]")
     assert facts["code"] == 0 and facts["kills"] == 25 and not facts["digest_mismatches"]
 
 
