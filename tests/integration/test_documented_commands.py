@@ -51,7 +51,7 @@ SHORT_BENCH = (
     "points=[2,4]",
     "starts=1",
 )
-SHORT_DRILL = ("kills=1", "backend=fake", "images=20", "manifests=20", "trainer.max_steps=10")
+SHORT_DRILL = ("kills=1", "adamw_kills=1", "backend=fake", "images=20", "manifests=20", "trainer.max_steps=10")
 # Commands that other tests run, on real parts: the words that say so there.
 ELSEWHERE = {
     "zo-bench tries": ("test_candidate_tries.py", '"tries", "model=tiny-llama"'),

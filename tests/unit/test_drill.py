@@ -83,9 +83,13 @@ def test_first_order_lives_go_back_at_most_the_bound():
         return Line(did="begin", step=step, digest=f"bits {step}" if digest is None else digest)
 
     unbroken = [begun(0), *UNBROKEN]
-    for back, bound, lost in ((3, 3, 0), (3, 2, 1), (5, 1, 4)):
+    for back, bound, lost in ((3, 3, 0), (3, 2, 1), (4, 1, 3)):
         verdict = judge_adamw([[begun(0), *life(1, 5)], [begun(5 - back), *life(6 - back, 6)]], unbroken, bound=bound)
         assert verdict.counts == {"steps_lost": lost, "digest_mismatches": 0, "steps_redone": back}
+    anew = judge_adamw([[begun(0), *life(1, 5)], [begun(0), *life(1, 6)]], unbroken, bound=1)
+    assert anew.good and anew.counts["steps_redone"] == 5
+    forgotten = [[begun(0), *life(1, 5)], [begun(4), *life(5, 5)], [begun(0), *life(1, 6)]]
+    assert judge_adamw(forgotten, unbroken, bound=1).counts["steps_lost"] == 4
     verdict = judge_adamw([[begun(0), *life(1, 5)], [begun(4, "torn"), *life(5, 6)]], unbroken, bound=3)
     assert verdict.counts["digest_mismatches"] == 1 and "other bits" in verdict.faults[0]
 

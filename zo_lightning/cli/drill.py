@@ -94,7 +94,7 @@ def _adamw(config: DictConfig, overrides: Sequence[str], folder: Path, on_kill: 
 
     run = composed(config.adamw, config.paths.root)
     judge = partial(judge_adamw, bound=WINDOWS * run.checkpoint.drain.num_shards)
-    moments = kills(config.drill_seed, lines=80, operations=0)  # a process of its own writes the files
+    moments = kills(config.drill_seed, lines=120, operations=0)  # a process of its own writes the files
     start = forks(run, config.adamw)
     return kill_runs(folder / "adamw", start, judge, moments, number=config.adamw_kills, on_kill=on_kill)
 

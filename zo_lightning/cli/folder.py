@@ -69,8 +69,8 @@ def resolve_checkpoint(config: DictConfig, root: Path) -> tuple[Path | None, Pat
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a run's folder has something to go on from."""
-    return newest_checkpoint(folder) is not None or (folder / JOURNAL).is_dir()
+    """Whether a run goes on in its folder. Killed before its first checkpoint, it goes on from its beginning."""
+    return any((folder / kept).exists() for kept in (CHECKPOINT, STORE, JOURNAL))
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

@@ -47,7 +47,8 @@ def judge_zo(lives: Sequence[Sequence[Line]], unbroken: Sequence[Line]) -> Findi
 def judge_adamw(lives: Sequence[Sequence[Line]], unbroken: Sequence[Line], *, bound: int) -> Findings:
     """Hold the lives of a first-order run against the unbroken run.
 
-    Every life begins with the bits that the unbroken run had at that step, at most ``bound`` steps back.
+    Every life begins with the bits that the unbroken run had at that step, at most ``bound`` steps back. Until a life
+    has begun from a checkpoint there is none to go back to, and the run begins anew.
 
     Args:
         lives: what each life wrote, in order.
@@ -58,13 +59,16 @@ def judge_adamw(lives: Sequence[Sequence[Line]], unbroken: Sequence[Line], *, bo
         ``steps_redone``: acknowledged steps that later lives made again; ``steps_lost``: of these, more than ``bound``
         at once, and steps that no life made; ``digest_mismatches``: beginnings of lives, and steps, with other bits.
     """
-    found, last = Findings(dict.fromkeys(("steps_lost", "digest_mismatches", "steps_redone"), 0)), 0
+    found = Findings(dict.fromkeys(("steps_lost", "digest_mismatches", "steps_redone"), 0))
+    last = newest = 0
     for number, lines in enumerate(lives, 1):
         for line in lines:
-            if line.did == "begin" and (redone := last - line.step) > 0:
+            if line.did == "begin":
+                redone = max(0, last - line.step)
+                newest = max(newest, line.step)
                 found.counts["steps_redone"] += redone
-                found.counts["steps_lost"] += max(0, redone - bound)
-                if redone > bound:
+                if newest and redone > bound:
+                    found.counts["steps_lost"] += redone - bound
                     found.faults.append(f"life {number} went back {redone} steps from step {last}, more than {bound}")
             last = line.step
     _judge_digests(found, lives, unbroken)
