@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.command import Compose, bank, composer, start
+from zo_lightning.checkpoint.journal import read_journal
 from zo_lightning.cli import eval as zo_eval
 from zo_lightning.cli import train as zo_train
 from zo_lightning.cli.errors import reported
@@ -80,6 +81,8 @@ def test_a_sweep_on_two_ranks_makes_two_folders_that_hold_what_one_rank_makes(co
     for job, seed in enumerate((1, 2)):
         one, two = tmp_path / f"one{seed}", tmp_path / "sweep" / str(job)
         assert_same_run(one, two)
+        ranks = [read_journal(two / "checkpoints" / "journal" / f"rank{rank}") for rank in (0, 1)]
+        assert ranks[0].entries == ranks[1].entries and sorted(ranks[0].entries) == list(range(8))
         digests = [json.loads((folder / "results.json").read_text())["base_digest"] for folder in (one, two)]
         assert digests[0] == digests[1]
     assert not torch.equal(bank(tmp_path / "one1")["left"], bank(tmp_path / "one2")["left"])
@@ -92,6 +95,8 @@ def test_two_ranks_go_on_from_what_one_has_saved_and_score_it(composed: Compose,
     zo_train.run(composed(TWO, f"ckpt_path={tmp_path / 'parts'}", folder="ignored"))
     torch.testing.assert_close(bank(tmp_path / "whole")["left"], bank(tmp_path / "parts")["left"], rtol=0, atol=2e-5)
     after = json.loads((tmp_path / "parts" / "results.json").read_text())["after"]
+    zo_train.run(composed(TWO, f"ckpt_path={tmp_path / 'parts' / 'checkpoints' / 'last.ckpt'}", "trainer.max_steps=9"))
+    assert [*read_journal(tmp_path / "run" / "checkpoints" / "journal" / "rank1").entries] == [8]  # a fork
     capsys.readouterr()
     zo_eval.run(composed(TWO, f"ckpt_path={tmp_path / 'parts'}", folder="scored", name="eval"))
     assert json.loads(capsys.readouterr().out)["test"] == after

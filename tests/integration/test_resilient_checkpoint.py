@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from lightning.pytorch import Callback
 from zo_lightning.callbacks.resilient_checkpoint import ResilientCheckpoint
 from zo_lightning.checkpoint.files import LocalFiles
 from zo_lightning.checkpoint.journal import read_journal
-from zo_lightning.errors import ConfigError, DivergedError, JournalError
+from zo_lightning.errors import ConfigError, DivergedError, JournalError, RankError
 from zo_lightning.updates import Sgd
 
 STORE, JOURNAL = "store", "journal/rank0"
@@ -232,6 +233,20 @@ class FullStore(LocalFiles):
         if STORE in path.parts:
             raise OSError(28, "No space left on device", str(path))
         return super().create(path)
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_ranks_whose_journals_part_are_told(run, monkeypatch, other):
+    trainer = run.trainer(max_steps=5, limit_val_batches=0, callbacks=[keeper(run)], enable_checkpointing=True)
+
+    class Ranks:
+        def gather(self, kind, chain):
+            return [chain, chain ^ other]
+
+    monkeypatch.setattr(type(trainer.strategy), "ranks", Ranks(), raising=False)
+    monkeypatch.setattr(type(trainer), "world_size", 2)
+    with pytest.raises(RankError, match="differ") if other else nullcontext():
+        trainer.fit(run.open_module(), run.data())
 
 
 def test_a_store_that_cannot_be_written_does_not_end_the_run(run):

@@ -72,11 +72,19 @@ class JournalKeeper:
         drill = RestoreDrill(self._store, partial(_restored_digest, module, self._store, self._journal))
         self._saver = BackgroundSaver(self._store, drill=drill, patience=settings.max_stall)
         cast(RunCheckpointIO, trainer.strategy.checkpoint_io).saver = self._saver
-        if step and not self._journal.entries and step not in self._store.steps():
-            # A fork: its first steps are another run's, so the folder needs them before it has a step of its own.
-            self._snapshot(trainer, step)
-            if not self._saver.drain(_PATIENCE) or not self._saver.status().saves:
-                raise JournalError(f"{settings.dirpath}: the fork's first snapshot could not be written; see above")
+        is_fork = bool(step) and not self._journal.entries and step not in self._store.steps()
+        if trainer.strategy.reduce_boolean_decision(is_fork, all=False):
+            self._begin_fork(trainer, step)
+
+    def _begin_fork(self, trainer: Trainer, step: int) -> None:
+        """Take a snapshot and wait for it: the steps before are another run's, and this journal lacks them."""
+        assert self._saver is not None
+        self._snapshot(trainer, step)
+        if trainer.is_global_zero and not (self._saver.drain(_PATIENCE) and self._saver.status().saves):
+            raise JournalError(
+                f"{self._settings.folder}: the snapshot that a fork begins with could not be written, see above: make "
+                "room, or set another `hydra.run.dir`"
+            )
 
     def step_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Take a snapshot where one is due, and log what changed."""
