@@ -13,7 +13,8 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from zo_lightning.cli.errors import FAILED, reported
+from zo_lightning.cli.errors import reported
+from zo_lightning.cli.subcommands import take_subcommand, with_override
 from zo_lightning.cli.terminal import quiet_libraries
 from zo_lightning.config import instantiate, register
 from zo_lightning.config.resolvers import config_dir
@@ -44,52 +45,9 @@ register()
 def main() -> None:
     """Take the subcommand off the command line; the rest is Hydra's."""
     with reported():
-        command, rest = split_command(sys.argv[1:])
-        if command not in SUBCOMMANDS:
-            raise SystemExit(_explain(command, asked=command is None and bool({"-h", "--help"} & set(rest))))
+        command, rest = take_subcommand("zo-bench SUBCOMMAND [group=option ...] [key=value ...] [flags]", SUBCOMMANDS)
         sys.argv[1:] = with_override(rest, f"command={command}")
         _main()
-
-
-def split_command(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The first word if it is neither a flag nor an override, and the rest.
-
-    Examples:
-        >>> split_command(["step", "rounds=3"])
-        ('step', ['rounds=3'])
-        >>> split_command(["--help"])
-        (None, ['--help'])
-    """
-    if arguments and not arguments[0].startswith("-") and "=" not in arguments[0]:
-        return arguments[0], list(arguments[1:])
-    return None, list(arguments)
-
-
-def with_override(arguments: Sequence[str], override: str) -> list[str]:
-    """An override before the others: Hydra's parser takes them in one run only, on either side of the flags.
-
-    Examples:
-        >>> with_override(["--config-dir", "mine", "rounds=3"], "command=step")
-        ['--config-dir', 'mine', 'command=step', 'rounds=3']
-        >>> with_override(["--help"], "command=step")
-        ['--help', 'command=step']
-    """
-    others = (i for i, argument in enumerate(arguments) if "=" in argument and not argument.startswith("-"))
-    first = next(others, len(arguments))
-    return [*arguments[:first], override, *arguments[first:]]
-
-
-def _explain(command: str | None, *, asked: bool) -> int:
-    """Print the subcommands; returns the exit code."""
-    stream = sys.stdout if asked else sys.stderr
-    if not asked:
-        missing = "a subcommand is missing" if command is None else f"there is no subcommand `{command}`"
-        print(f"error: {missing}; choose one of these", file=stream)
-    print("Usage: zo-bench SUBCOMMAND [group=option ...] [key=value ...] [flags]\n", file=stream)
-    for name, about in SUBCOMMANDS.items():
-        print(f"  {name:<9} {about}", file=stream)
-    print("\n`zo-bench SUBCOMMAND --help` lists groups and keys, as in zo-train.", file=stream)
-    return 0 if asked else FAILED
 
 
 @hydra.main(version_base="1.3", config_path="pkg://zo_lightning.conf", config_name="bench")

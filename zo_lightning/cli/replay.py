@@ -13,11 +13,11 @@ import hydra
 from hydra import compose
 from omegaconf import DictConfig
 
-from zo_lightning.cli.bench import split_command, with_override
 from zo_lightning.cli.errors import FAILED, reported
 from zo_lightning.cli.export import check_out, export
 from zo_lightning.cli.overrides import with_saved_overrides
 from zo_lightning.cli.rebuilding import rebuilt, replaying, write_checkpoint
+from zo_lightning.cli.subcommands import take_subcommand, with_override
 from zo_lightning.cli.terminal import quiet_libraries
 from zo_lightning.config import register
 from zo_lightning.errors import ConfigError
@@ -38,9 +38,7 @@ register()
 def main() -> None:
     """Take subcommand and folders off the command line; the rest is Hydra's, after the run's own settings."""
     with reported():
-        command, rest = split_command(sys.argv[1:])
-        if command not in SUBCOMMANDS:
-            raise SystemExit(_explain(command, asked=command is None and bool({"-h", "--help"} & set(rest))))
+        command, rest = take_subcommand("zo-replay SUBCOMMAND RUN [key=value ...]", SUBCOMMANDS)
         sys.argv[1:] = with_saved_overrides(with_override(named_folders(rest), f"command={command}"))
         _main()
 
@@ -56,18 +54,6 @@ def named_folders(arguments: Sequence[str]) -> list[str]:
     plain = [not argument.startswith("-") and "=" not in argument for argument in arguments]
     names = [next(keys, None) if is_plain else None for is_plain in plain]
     return [f"{name}={argument}" if name else argument for name, argument in zip(names, arguments, strict=True)]
-
-
-def _explain(command: str | None, *, asked: bool) -> int:
-    """Print the subcommands; returns the exit code."""
-    stream = sys.stdout if asked else sys.stderr
-    if not asked:
-        missing = "a subcommand is missing" if command is None else f"there is no subcommand `{command}`"
-        print(f"error: {missing}; choose one of these", file=stream)
-    print("Usage: zo-replay SUBCOMMAND RUN [key=value ...]\n", file=stream)
-    for name, about in SUBCOMMANDS.items():
-        print(f"  {name:<7} {about}", file=stream)
-    return 0 if asked else FAILED
 
 
 @hydra.main(version_base="1.3", config_path="pkg://zo_lightning.conf", config_name="replay")
