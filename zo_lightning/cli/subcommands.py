@@ -19,7 +19,7 @@ def take_subcommand(usage: str, about: Mapping[str, str]) -> tuple[str, list[str
         SystemExit: after telling which there are, if it names none of them.
     """
     command, rest = split_command(sys.argv[1:])
-    if command in about:
+    if command is not None and command in about:
         return command, rest
     asked = command is None and bool({"-h", "--help"} & set(rest))
     stream = sys.stdout if asked else sys.stderr
