@@ -33,6 +33,7 @@ def test_a_killed_drill_goes_on_from_its_folder(tmp_path):
     assert not (killed / "checkpoints" / "last.ckpt").exists(), "the run ended before it was killed"
     with one_thread():
         run(composed(f"ckpt_path={killed}"))
+        run(composed(f"ckpt_path={killed}"))  # no step is left
         run(composed(folder="unbroken"))
     ends = [
         torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True) for name in ("killed", "unbroken")

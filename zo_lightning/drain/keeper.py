@@ -52,6 +52,7 @@ class DrainKeeper:
         self._host: Host | None = None
         self._hooks: list[Any] = []
         self._random: Any = None
+        self._count_anew()  # a run that has no step left is never started, and has a status
 
     def setup(self, trainer: Any) -> None:
         """Nothing is restored here: a checkpoint file begins the run."""
@@ -67,12 +68,7 @@ class DrainKeeper:
             ConfigError: if the target cannot be had with these parameters.
         """
         self._trainer, self._module = trainer, module
-        self._traffic, self._report, self._earlier = Traffic(), Report(), Report()
-        self._capture: Capture | None = None
-        self._windows: Windows | None = None
-        self._intervals: list[float] = []
-        self._seconds, self._steps, self._hooked = 0.0, 0, 0
-        self._since, self._skipped, self._restarts = 0, 0, 0
+        self._count_anew()
         self._global_step, self._ended = trainer.global_step, time.perf_counter()
         self._restart_at, self._pause = 0.0, _PAUSES[0]
         self.plan = None
@@ -160,6 +156,14 @@ class DrainKeeper:
             "gradient_bytes_per_step": self._traffic.gradient_bytes / steps,
             "tax": self._seconds / others if others > 0 else 0.0,
         }
+
+    def _count_anew(self) -> None:
+        self._traffic, self._report, self._earlier = Traffic(), Report(), Report()
+        self._capture: Capture | None = None
+        self._windows: Windows | None = None
+        self._intervals: list[float] = []
+        self._seconds, self._steps, self._hooked = 0.0, 0, 0
+        self._since, self._skipped, self._restarts = 0, 0, 0
 
     def _before_step(self, *_: Any) -> None:
         if self._windows is not None:
