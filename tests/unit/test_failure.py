@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,26 @@ def test_a_full_disk_takes_a_part_and_has_space_again_later(tmp_path: Path):
     content, errors = written(tmp_path, DiskFull(byte=250, writes=2))
     assert errors == [errno.ENOSPC] * 2 and len(content) == 800 - 2 * 50
     assert struck(tmp_path) == ["disk_full"]
+
+
+def test_threads_that_write_share_the_strikes_and_know_their_bytes(tmp_path: Path):
+    failures = Failures([DiskFull(byte=0, writes=500)], tmp_path)
+    files, starts = FaultyFiles(failures), []
+
+    def write(name: str) -> int:
+        file, struck = files.create(tmp_path / name), 0
+        for _ in range(200):
+            starts.append(failures.count(1))
+            try:
+                file.write(b"1")
+            except OSError:
+                struck += 1
+        file.close()
+        return struck
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(write, "abcd")) == 500
+    assert failures.num_bytes == 1600 and len(set(starts)) == 800
 
 
 def test_a_full_disk_leaves_a_whole_file_as_it_was(tmp_path: Path):

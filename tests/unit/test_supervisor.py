@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from zo_lightning.supervisor import Report, Settings, Supervisor
+from zo_lightning.supervisor import SPARE, Report, Settings, Supervisor
+from zo_lightning.supervisor.child import Child, Heard
 
 # Each start does the next part of `script.json`: so many steps, and then an end. Its steps are kept in `step`.
 CHILD = """
@@ -74,6 +76,10 @@ def starts(folder: Path) -> list[str]:
     return (folder / "starts").read_text().split()
 
 
+def noted(folder: Path) -> list[str]:
+    return [json.loads(line)["cause"] for line in (folder / "incidents.jsonl").read_text().splitlines()]
+
+
 def is_running(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
 
@@ -85,8 +91,7 @@ def test_a_killed_run_goes_on_and_the_report_says_what_it_cost(run: Run, tmp_pat
     assert (incident.cause, incident.step, incident.steps_lost, incident.by_spare) == ("exit code 137", 5, 0, False)
     assert incident.relaunch is not None and incident.first_step is not None
     assert incident.detection >= 0 and incident.relaunch < incident.first_step
-    (line,) = (tmp_path / "incidents.jsonl").read_text().splitlines()
-    assert json.loads(line)["cause"] == "exit code 137"
+    assert noted(tmp_path) == ["exit code 137"]
     assert json.loads(report.line())["steps_lost"] == 0
 
 
@@ -119,6 +124,7 @@ def test_an_error_that_a_restart_cannot_mend_is_not_tried_again(run: Run, tmp_pa
 def test_it_gives_up_without_progress(run: Run, tmp_path: Path):
     report = run((3, "kill"), (0, 1), (0, 1), (0, 1), max_without_progress=3)
     assert report.exit_code == 1 and len(starts(tmp_path)) == 4
+    assert noted(tmp_path) == ["exit code 137", "exit code 1", "exit code 1"]
     assert "no new step" in report.reason and json.loads(report.line())["gave_up"] == report.reason
 
 
@@ -160,6 +166,24 @@ def test_a_spare_takes_over_and_another_one_waits_behind_it(run: Run, tmp_path: 
     assert report.exit_code == 0 and starts(tmp_path) == ["first", "spare", "spare"]
     assert [incident.by_spare for incident in report.incidents] == [True, True]
     assert not is_running(int((tmp_path / "spare").read_text()))
+
+
+def test_a_spare_that_is_dead_already_is_not_told_to_take_over():
+    heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+    child = Child([sys.executable, "-c", ""], SPARE, heard.put)
+    assert heard.get(timeout=60).beat is None
+    child.take_over()
+
+
+def test_a_signal_during_the_first_start_ends_it_too(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(supervisor: Supervisor, role: str) -> Child:
+        child = started(supervisor, role)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return child
+
+    started = Supervisor._start
+    monkeypatch.setattr(Supervisor, "_start", interrupted)
+    assert run((0, "wait for a signal")).exit_code == 143
 
 
 def test_the_run_ends_with_its_supervisor(tmp_path: Path):

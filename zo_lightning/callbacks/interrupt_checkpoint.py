@@ -22,7 +22,8 @@ class InterruptCheckpoint(Callback):
 
     SIGTERM, SIGUSR1 and the first Ctrl-C let the running step end, so that its commit is whole; the second Ctrl-C
     leaves at once and without a checkpoint. An earlier file stays as it is if the engine died or the run diverged (the
-    state is gone or not worth keeping), if there is no step to save, and if the disk is full.
+    state is gone or not worth keeping), if there is no step to save, while steps are taken from a journal that holds
+    later ones, and if the disk is full.
 
     SIGUSR1 is left to a handler that is there already: Lightning's, which requeues a job of SLURM, or submitit's.
 
@@ -70,7 +71,7 @@ class InterruptCheckpoint(Callback):
         if not isinstance(exception, KeyboardInterrupt):  # Lightning ignores further ones while it shuts down
             self._give_back()
         worse = isinstance(exception, _LeaveAtOnce | EngineError | DivergedError | JournalError)
-        if not training or worse or trainer.global_step == 0:
+        if not training or worse or trainer.global_step == 0 or _goes_through_journal(trainer):
             return
         try:
             trainer.save_checkpoint(self.path)
@@ -101,6 +102,10 @@ class InterruptCheckpoint(Callback):
         self._training = False
         while self._previous_handlers:
             signal.signal(*self._previous_handlers.popitem())
+
+
+def _goes_through_journal(trainer: Trainer) -> bool:
+    return any(getattr(optimizer, "recorded", None) is not None for optimizer in trainer.optimizers)
 
 
 class Preempted(KeyboardInterrupt):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ class Failures:
         self.num_bytes = 0
         self.began: float | None = None  # training, in this process
         self._left: dict[str, int] = {}  # by name: strikes that remain of a failure that has begun
+        self._lock = threading.RLock()  # training, the journal and the saver ask
         for fault in faults:
             if isinstance(fault, CrossDeviceTmp):
                 fault.check(folder)
@@ -50,11 +52,26 @@ class Failures:
         """Training begins in this process, after ``step`` steps of the run."""
         self.step, self.began = step, time.monotonic()
 
-    def strikes(self, fault: Fault) -> bool:
-        """Whether a failure strikes now. The first time, its record is on the disk when this returns."""
+    def count(self, num_bytes: int) -> int:
+        """Count the bytes of a write; returns how many there were before it."""
+        with self._lock:
+            before, self.num_bytes = self.num_bytes, self.num_bytes + num_bytes
+        return before
+
+    def strikes(self, fault: Fault, *, byte: int | None = None) -> bool:
+        """Whether a failure strikes now. The first time, its record is on the disk when this returns.
+
+        Args:
+            fault: the failure.
+            byte: the end of the write that asks; by default all that was written.
+        """
+        with self._lock:
+            return self._strikes(fault, self.now if byte is None else self.now._replace(byte=byte))
+
+    def _strikes(self, fault: Fault, now: Moment) -> bool:
         if isinstance(fault, Poisson):
             return fault.strikes_at(self.step) and self._claim(fault, step=self.step)
-        if not fault.is_due(self.now):
+        if not fault.is_due(now):
             return False
         if fault.name not in self._left:
             claimed = self._claim(fault)

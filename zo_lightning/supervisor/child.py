@@ -62,8 +62,9 @@ class Child:
         return code if code >= 0 else 128 - code
 
     def take_over(self) -> None:
-        """Let a spare go on with the run."""
-        self._line.sendall(GO)
+        """Let a spare go on with the run. One that has died is heard of as any other."""
+        with suppress(OSError):
+            self._line.sendall(GO)
         self.phase, self.last_heard = STARTING, time.monotonic()
 
     def send(self, number: int) -> None:

@@ -48,7 +48,8 @@ class Report:
         return sum(incident.steps_lost or 0 for incident in self.incidents)
 
     def note(self, incident: Incident, folder: Path) -> None:
-        """Add a line to the run's folder once the run has gone on."""
+        """Add a line to the run's folder, once the run has gone on or did not come to a new step."""
+        folder.mkdir(parents=True, exist_ok=True)  # a run that dies early has not made it
         with (folder / INCIDENTS).open("a") as file:
             file.write(json.dumps(asdict(incident)) + "\n")
 

@@ -75,17 +75,22 @@ class Supervisor:
         """Until the run has ended, was asked to end, or cannot be mended."""
         with self._signals_handed_on():
             try:
-                self._primary = self._start(FIRST)
-                while not self._is_over(child := self._watched(self._primary)):
-                    self._primary = self._successor(child)
-                    if self._asked:  # in between, when there was nobody to hand it to
-                        self._primary.send(self._asked)
+                primary = self._lead(self._start(FIRST))
+                while not self._is_over(child := self._watched(primary)):
+                    primary = self._lead(self._successor(child))
             finally:
                 for process in (self._primary, self._spare):
                     if process is not None:
                         process.end()
+        self._close_incident()
         self._report.exit_code = child.exit_code
         return self._report
+
+    def _lead(self, child: Child) -> Child:
+        self._primary = child
+        if self._asked:  # while it was started, when there was nobody to hand it to
+            child.send(self._asked)
+        return child
 
     def _watched(self, child: Child) -> Child:
         """The primary, once it has ended: by itself, or killed for its silence."""
@@ -143,8 +148,8 @@ class Supervisor:
             return
         self._step = step
         if incident is not None:
-            incident.first_step, self._open = at - self._detected, None
-            self._report.note(incident, self._folder)
+            incident.first_step = at - self._detected
+            self._close_incident()
             log.info(
                 "the run goes on: step %d, %.2f s later, %s steps lost", step, incident.first_step, incident.steps_lost
             )
@@ -167,6 +172,7 @@ class Supervisor:
         now = datetime.now(UTC).isoformat()
         incident = Incident(cause=cause, step=self._step, detection=self._detected - child.last_heard, time=now)
         self._report.incidents.append(incident)
+        self._close_incident()  # an earlier one, after which there was no new step
         self._open = incident
         log.warning("the run has ended: %s after step %d", cause, self._step)
         if self._spare is not None:
@@ -175,6 +181,11 @@ class Supervisor:
             return successor
         self._pause()
         return self._start(AGAIN)
+
+    def _close_incident(self) -> None:
+        if self._open is not None:
+            self._report.note(self._open, self._folder)
+            self._open = None
 
     def _pause(self) -> None:
         if not self._without_progress:

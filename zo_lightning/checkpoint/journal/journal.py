@@ -21,6 +21,7 @@ from zo_lightning.errors import JournalError
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 1 << 24
+_PATIENCE = 1.0  # seconds for the lock: a process forked from one that was killed may hold it for a moment
 
 
 class Journal:
@@ -143,7 +144,7 @@ class Journal:
 
 
 def _locked(folder: Path) -> FileLock:
-    lock = FileLock(folder / ".lock", timeout=0, thread_local=False)
+    lock = FileLock(folder / ".lock", timeout=_PATIENCE, thread_local=False)
     try:
         lock.acquire()
     except Timeout:
