@@ -61,6 +61,16 @@ ELSEWHERE = {
     ),
     "pip install ./examples/plugin": ("test_plugins.py", "EXAMPLE_PLUGIN.iterdir()"),
     "zo-train model=tiny-llama backend=dense trainer=ddp_sim": ("test_ddp.py", 'TWO = "trainer=ddp_sim"'),
+    "python train.py supervise=true": ("test_supervise.py", '"supervise=true", f"hydra'),
+    "python train.py supervise=true supervise.spare=true": ("test_supervise.py", '"supervise.spare=true", f"hydra'),
+    "python train.py supervise=true failure=kill failure.kill.step=20": (
+        "test_supervise.py",
+        '"failure=kill", "failure.kill.step=5", "supervise=true"',
+    ),
+    "python train.py supervise=true failure=poisson failure.poisson.per_step=0.05": (
+        "test_supervise.py",
+        '"supervise=true", "failure=poisson", "failure.poisson.per_step=0.1"',
+    ),
     "python train.py backend.process=child": ("test_cli.py", '"backend.process=child"'),
 }
 ALL = tuple({command.text: command for command in commands()}.values())

@@ -17,6 +17,8 @@ from zo_lightning.backends.digest import digest_factors
 from zo_lightning.backends.fake import FakeBackend
 from zo_lightning.cli import replay as zo_replay
 from zo_lightning.cli import train as zo_train
+from zo_lightning.errors import JournalError
+from zo_lightning.replay import read_run
 
 SETTINGS = [
     "model=tiny-llama",
@@ -108,6 +110,18 @@ def test_damage_is_named_and_left_out(live, replayed, tmp_path, capsys):
     data[len(data) // 2] ^= 1
     journal.write_bytes(data)
     assert f"{journal}: 64 bytes at offset" in message(capsys, lambda: call(zo_replay, "verify", folder))
+
+
+def test_the_newest_step_can_be_had_with_damage_before_a_sound_snapshot(live, tmp_path):
+    folder = shutil.copytree(live[0], tmp_path / "damaged")
+    (journal,) = (folder / "checkpoints" / "journal" / "rank0").glob("*.wal")
+    data = bytearray(journal.read_bytes())
+    data[len(data) // 2] ^= 1
+    journal.write_bytes(data)
+    with pytest.raises(JournalError, match="64 bytes at offset"):
+        read_run(folder)
+    run = read_run(folder, newest=True)
+    assert run.num_steps < STEPS == run.saved[-1].step and "64 bytes at offset" in run.recovered.problems[0]
 
 
 def test_a_fork_ends_as_the_run_did(live, replayed, tmp_path):

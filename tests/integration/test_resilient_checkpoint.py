@@ -9,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
+from zo_lightning.callbacks.interrupt_checkpoint import InterruptCheckpoint
 from zo_lightning.callbacks.resilient_checkpoint import ResilientCheckpoint
 from zo_lightning.checkpoint.files import LocalFiles
 from zo_lightning.checkpoint.journal import read_journal
@@ -151,6 +152,14 @@ def test_a_snapshot_that_is_ahead_of_the_journal_is_gone_on_from(run, counted):
     fit(run, module, keeper(run), ckpt_path=run.root / STORE)
     assert again.asked == list(range(10, 40)) and torch.equal(left(module), left(whole))
     assert sorted(read_journal(run.root / JOURNAL).entries) == list(range(10, 40))
+
+
+def test_an_end_among_recorded_steps_leaves_the_newer_checkpoint(run):
+    at_end = InterruptCheckpoint(run.root)
+    cut(run, run.open_module(), 12, keeper(run), at_end)
+    for step, saved in ((3, 12), (11, 12), (14, 14)):
+        cut(run, run.open_module(), step, keeper(run), at_end)
+        assert torch.load(at_end.path, weights_only=True)["global_step"] == saved
 
 
 def test_a_fork_that_is_cut_at_once_goes_on(run, counted):

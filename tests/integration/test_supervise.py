@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.command import TINY, Compose, bank, start, wait_for
+from zo_lightning.checkpoint.store import Store
 from zo_lightning.cli import train as zo_train
 
 LONG = [setting for setting in TINY if not setting.startswith(("trainer.max_steps", "backend"))]
@@ -36,6 +37,7 @@ def summary(printed: str) -> dict[str, Any]:
     return json.loads(printed.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_ends_where_an_unbroken_one_does(composed: Compose, tmp_path: Path):
     words = [*TINY, "failure=kill", "failure.kill.step=5", "supervise=true", f"hydra.run.dir={tmp_path / 'run'}"]
     code, printed = command(*words, cwd=tmp_path)
@@ -107,6 +109,24 @@ def test_every_failure_of_the_process_is_survived_under_supervision(tmp_path: Pa
     ends = [json.loads(line)["cause"] for line in (tmp_path / "run" / "incidents.jsonl").read_text().splitlines()]
     assert ends == ["exit code 137", "hang in training", "exit code 75", "exit code 143"]
     assert json.loads((tmp_path / "run" / "results.json").read_text())["skipped_steps"] == 1
+
+
+@pytest.mark.parametrize("fault", ["disk_full", pytest.param("torn_write", marks=pytest.mark.slow)])
+def test_a_failure_of_the_disk_ends_the_run_and_a_resumed_one_ends_as_an_unbroken_one(
+    composed: Compose, tmp_path: Path, fault: str
+):
+    folder = tmp_path / "run"
+    words = [*TINY, f"failure={fault}", f"failure.{fault}.step=5", f"hydra.run.dir={folder}"]
+    code, printed = command(*words, cwd=tmp_path)
+    assert injected(folder) == [(fault, 5)], printed
+    if fault == "disk_full":
+        assert code == 2 and "no space left on the disk" in printed and "Traceback" not in printed, printed
+    else:
+        assert code == -signal.SIGKILL
+    assert Store([folder / "checkpoints" / "store"]).load().step == 4
+    zo_train.run(composed(f"ckpt_path={folder}"))
+    zo_train.run(composed(folder="whole"))
+    assert torch.equal(bank(folder)["left"], bank(tmp_path / "whole")["left"])
 
 
 @pytest.mark.slow

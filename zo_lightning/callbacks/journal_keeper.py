@@ -14,6 +14,7 @@ import zo_lightning
 from zo_lightning.backends.digest import digest_factors
 from zo_lightning.checkpoint.background import BackgroundSaver
 from zo_lightning.checkpoint.journal import Identity, Journal
+from zo_lightning.checkpoint.places import JOURNAL, rank_folder
 from zo_lightning.checkpoint.restore_drill import RestoreDrill
 from zo_lightning.checkpoint.store import Loaded, Store
 from zo_lightning.errors import ConfigError, JournalError, RankError
@@ -62,7 +63,7 @@ class JournalKeeper:
                 f"the factors have made {module.backend.version} steps before this run, which counts {step}: begin it "
                 "with new ones or with `ckpt_path`, or set `checkpoint=lightning`"
             )
-        folders = [settings.dirpath / "journal" / f"rank{rank}" for rank in range(trainer.world_size)]
+        folders = [rank_folder(settings.dirpath / JOURNAL.name, rank) for rank in range(trainer.world_size)]
         own = folders.pop(trainer.global_rank)
         self._journal = optimizer.journal = Journal(
             own, _identity(module), fsync=settings.fsync, files=settings.files, peers=folders, snapshot=step

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from zo_lightning.checkpoint.files import Files, LocalFiles
 from zo_lightning.checkpoint.journal import Fsync
+from zo_lightning.checkpoint.places import STORE
 from zo_lightning.checkpoint.store import Store, StoreError
 from zo_lightning.drain.keeper import DrainKeeper
 from zo_lightning.drain.options import DrainOptions
@@ -116,7 +117,7 @@ class ResilientCheckpoint(Checkpoint):
     @property
     def folder(self) -> Path:
         """The run's own place for snapshots."""
-        return self.dirpath / "store"
+        return self.dirpath / STORE.name
 
     @property
     def places(self) -> list[str | Path]:

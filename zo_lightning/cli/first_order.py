@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig
 
-from zo_lightning.cli.folder import CHECKPOINT, write_text
+from zo_lightning.checkpoint.places import CHECKPOINT
+from zo_lightning.cli.folder import write_text
 from zo_lightning.config import instantiate
 from zo_lightning.core.types import Score
 

@@ -6,23 +6,24 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
-from zipfile import is_zipfile
+from zipfile import BadZipFile, ZipFile, is_zipfile
 
 from omegaconf import DictConfig, OmegaConf
 
+from zo_lightning.checkpoint.files import LocalFiles, write_whole
+from zo_lightning.checkpoint.places import CHECKPOINT, CHECKPOINTS, JOURNAL, STORE, has_steps
 from zo_lightning.config.resolvers import ABOUT, config_dir, sweep_job
 from zo_lightning.errors import ConfigError
 
-CHECKPOINT = Path("checkpoints") / "last.ckpt"
 BEST = CHECKPOINT.with_name("best.ckpt")
-STORE = CHECKPOINT.with_name("store")
-JOURNAL = CHECKPOINT.with_name("journal")
 FAILURE = "FAILED"
 _BORN = ("id", "sweep", "job")  # stay when a run goes on
-_TRACES = (CHECKPOINT, STORE, JOURNAL, Path("results.json"), Path("csv"))  # what only a run leaves behind
+_TRACES = (Path("results.json"), Path("csv"))  # what only a run leaves behind, beside what it goes on from
+_SNAPSHOT = "step-"  # how the name of a store's manifest begins
 # What a run trains. The rest says how long, where and how it is shown, and may change when it goes on.
 _IDENTITY = ("seed", "training", "objective", "data", "model", "task", "direction", "query", "estimator", "update")
 
@@ -34,10 +35,8 @@ def identity(config: DictConfig) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file by a whole one, or leave it as it was."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(text)
-    beside.replace(path)
+    """Replace a file by a whole one that outlives a loss of power, or leave it as it was."""
+    write_whole(LocalFiles(), path, text.encode())
 
 
 def resolve_checkpoint(config: DictConfig, root: Path) -> tuple[Path | None, Path | None]:
@@ -50,38 +49,80 @@ def resolve_checkpoint(config: DictConfig, root: Path) -> tuple[Path | None, Pat
     Raises:
         ConfigError: if there is nothing there.
     """
+    place = named_place(config, root)
+    if place is None or place.is_file():
+        return place, None
+    return newest_checkpoint(place), place
+
+
+def named_place(config: DictConfig, root: Path) -> Path | None:
+    """The file or the run's folder that ``ckpt_path`` means; no checkpoint is opened.
+
+    Raises:
+        ConfigError: if there is nothing there.
+    """
     if config.ckpt_path is None:
-        return None, None
+        return None
     if config.ckpt_path == "last":
-        folder = _newest(root, identity(config))
-        return newest_checkpoint(folder), folder
+        return _newest(root, identity(config))
     if config.ckpt_path == "best":
-        return _newest(root, identity(config), BEST) / BEST, None
+        return _newest(root, identity(config), BEST) / BEST
     path = Path(config.ckpt_path).expanduser()
     if path.is_file():
         if not is_zipfile(path):  # as torch writes them
             raise ConfigError(f"`ckpt_path={config.ckpt_path}` cannot be read as a checkpoint: name another")
-        return path, None
+        return path
     if is_begun(path):
-        return newest_checkpoint(path), path
-    what = f"the folder holds no {CHECKPOINT} and no journal" if path.is_dir() else "there is no such file or folder"
+        return path
+    what = (
+        f"the folder holds no {CHECKPOINT}, no snapshot and no step in a journal"
+        if path.is_dir()
+        else "there is no such file or folder"
+    )
     raise ConfigError(f"`ckpt_path={config.ckpt_path}`: {what}; name a .ckpt file, a run's folder, `last` or `best`")
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a run goes on in its folder. Killed before its first checkpoint, it goes on from its beginning."""
-    return any((folder / kept).exists() for kept in (CHECKPOINT, STORE, JOURNAL))
+    """Whether a folder holds steps to go on from.
+
+    Empty folders of a journal and a store do not count: a fork that was killed there has to begin from its file again.
+    """
+    return (folder / CHECKPOINT).exists() or has_steps(folder / JOURNAL) or _newest_snapshot(folder) is not None
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """What to restore first; the journal, where there is one, has the steps behind it."""
-    if any((folder / STORE).glob("manifests/step-*")):
-        return folder / STORE
-    return folder / CHECKPOINT if (folder / CHECKPOINT).is_file() else None
+    """What to restore first, the store or the last checkpoint: the one with the further step, the store if it is equal.
+
+    The journal, where there is one, has the steps behind it.
+    """
+    snapshot, last = _newest_snapshot(folder), folder / CHECKPOINT
+    if snapshot is None:
+        return last if last.is_file() else None
+    return last if last.is_file() and _step_of(last) > snapshot else folder / STORE
+
+
+def _newest_snapshot(folder: Path) -> int | None:
+    manifests = (folder / STORE / "manifests").glob(f"{_SNAPSHOT}*.json")
+    return max((int(path.stem.removeprefix(_SNAPSHOT)) for path in manifests), default=None)
+
+
+def _step_of(checkpoint: Path) -> int:
+    """Steps in a checkpoint file; -1 for one that is damaged."""
+    import torch
+
+    try:
+        with ZipFile(checkpoint) as file:
+            if file.testzip() is not None:
+                return -1
+        return int(torch.load(checkpoint, mmap=True, weights_only=True)["global_step"])
+    except (OSError, EOFError, BadZipFile, RuntimeError, UnpicklingError, KeyError):
+        return -1
 
 
 @contextmanager
-def claimed(folder: Path, config: DictConfig, *, resume: bool, overrides: Sequence[str] = ()) -> Iterator[None]:
+def claimed(
+    folder: Path, config: DictConfig, *, resume: bool, overrides: Sequence[str] = (), patience: float = 0.0
+) -> Iterator[None]:
     """Hold a run's folder for the length of the run, and note in it what the run is.
 
     Hydra would write ``.hydra`` before a run is known to be welcome; it is written here instead.
@@ -91,6 +132,7 @@ def claimed(folder: Path, config: DictConfig, *, resume: bool, overrides: Sequen
         config: the run's.
         resume: whether it goes on with the run that is there.
         overrides: the command line's.
+        patience: seconds to wait for the folder, which a process that a dead run has started may hold for a moment.
 
     Raises:
         ConfigError: if another run holds the folder, if it holds a run already that this one does not resume, or if
@@ -99,7 +141,7 @@ def claimed(folder: Path, config: DictConfig, *, resume: bool, overrides: Sequen
     from filelock import FileLock, Timeout
 
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock", timeout=0)
+    lock = FileLock(folder / ".lock", timeout=patience)
     try:
         lock.acquire()
     except Timeout:
@@ -107,10 +149,12 @@ def claimed(folder: Path, config: DictConfig, *, resume: bool, overrides: Sequen
     try:
         if resume:
             _check_same(folder, config)
-        elif any((folder / trace).exists() for trace in _TRACES):
+        elif is_begun(folder):
             raise ConfigError(
                 f"{folder} holds a run already: go on with `ckpt_path={folder}` or set another `hydra.run.dir`"
             )
+        elif any((folder / trace).exists() for trace in _TRACES):
+            raise ConfigError(f"{folder} holds a run that left nothing to go on from: set another `hydra.run.dir`")
         (folder / ".hydra").mkdir(exist_ok=True)
         write_text(folder / ".hydra" / "config.yaml", OmegaConf.to_yaml(config))
         write_text(folder / ".hydra" / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(list(overrides))))
@@ -147,7 +191,7 @@ def _newest(root: Path, wanted: dict[str, Any], checkpoint: Path | None = None) 
         about.parent
         for about in (root / "outputs").glob(f"*/*/{ABOUT}")
         if (is_begun(about.parent) if checkpoint is None else (about.parent / checkpoint).is_file())
-        and json.loads(about.read_text())["identity"] == wanted
+        and _trained(about) == wanted
     ]
     if not found:
         what, hint = ("last", "a checkpoint or a journal"), ""
@@ -156,7 +200,22 @@ def _newest(root: Path, wanted: dict[str, Any], checkpoint: Path | None = None) 
         raise ConfigError(
             f"`ckpt_path={what[0]}`: no run with this configuration has {what[1]} under {root / 'outputs'}{hint}"
         )
-    return max(found, key=lambda folder: max(path.stat().st_mtime for path in folder.rglob("checkpoints/**/*")))
+    return max(found, key=_last_changed)
+
+
+def _trained(about: Path) -> Any:
+    try:
+        return json.loads(about.read_text())["identity"]
+    except (OSError, ValueError, KeyError):  # another run's, which need not stop this one
+        return None
+
+
+def _last_changed(folder: Path) -> float:
+    times = [0.0]
+    for path in folder.rglob(f"{CHECKPOINTS}/**/*"):
+        with suppress(FileNotFoundError):  # the run goes on, and has replaced it
+            times.append(path.stat().st_mtime)
+    return max(times)
 
 
 def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from zo_lightning.cli.folder import CHECKPOINT, JOURNAL, resolve_checkpoint
+from zo_lightning.checkpoint.places import CHECKPOINT, JOURNAL, has_steps
+from zo_lightning.cli.folder import resolve_checkpoint
 from zo_lightning.config import instantiate
 from zo_lightning.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -145,13 +149,15 @@ def named_checkpoint(config: DictConfig) -> Iterator[tuple[Path, str]]:
     checkpoint, folder = resolve_checkpoint(config, Path(config.paths.root))
     if checkpoint is None and folder is None:
         raise ConfigError("`ckpt_path` is missing: name a .ckpt file, a run's folder, `last` or `best`")
-    if folder is None or not (folder / JOURNAL).is_dir():
+    if folder is None or not has_steps(folder / JOURNAL):
         assert checkpoint is not None
         yield checkpoint, str(checkpoint.absolute())
         return
     from zo_lightning.replay import read_run
 
-    run = read_run(folder)
+    run = read_run(folder, newest=True)
+    for problem in run.recovered.problems:
+        log.warning("%s", problem)
     newest = max((saved.step for saved in run.saved), default=0)
     end = folder / CHECKPOINT
     if newest >= run.num_steps and any(saved.step == newest and saved.name == str(end) for saved in run.saved):

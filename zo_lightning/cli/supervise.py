@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from zo_lightning.cli.folder import is_begun, resolve_checkpoint
+from zo_lightning.cli.folder import is_begun, named_place
 from zo_lightning.cli.ranks import num_ranks
 from zo_lightning.errors import ConfigError
 from zo_lightning.supervisor import FIRST, SPARE, Report, Settings, Supervisor, heartbeat
@@ -54,8 +54,8 @@ def supervise(config: DictConfig, arguments: Sequence[str]) -> int:
     """
     if config.supervise.spare and num_ranks(config) > 1:
         raise ConfigError("`supervise.spare` is for runs of one process: leave it out with several ranks")
-    _, folder = resolve_checkpoint(config, Path(config.paths.root))
-    folder = (folder or Path(config.paths.output_dir)).absolute()
+    place = named_place(config, Path(config.paths.root))
+    folder = (place if place is not None and place.is_dir() else Path(config.paths.output_dir)).absolute()
     settings = {key: value for key, value in config.supervise.items() if key != "enabled"}
     report = Supervisor(lambda role: _command(arguments, folder, role), folder, Settings(**settings)).run()
     _show(report)

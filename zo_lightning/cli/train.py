@@ -14,8 +14,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from zo_lightning.checkpoint.places import CHECKPOINT
 from zo_lightning.cli.errors import reported
-from zo_lightning.cli.folder import CHECKPOINT, claimed, resolve_checkpoint
+from zo_lightning.cli.folder import claimed, resolve_checkpoint
 from zo_lightning.cli.launchers import check_launchers
 from zo_lightning.cli.loggers import build_loggers, record_base, record_results, recording
 from zo_lightning.cli.overrides import with_saved_overrides
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 register()
+
+_TAKEOVER = 10.0  # seconds in which all that a dead process has started is gone, too
 
 
 def main() -> None:
@@ -86,7 +89,8 @@ def _run(config: DictConfig, overrides: Sequence[str], *, sweep: bool = False) -
         config.paths.output_dir = str(folder)
     output = Path(config.paths.output_dir)
     goes_on = folder is not None or (heartbeat().goes_on and (output / ABOUT).exists())
-    with claimed(output, config, resume=goes_on, overrides=overrides):
+    patience = _TAKEOVER if heartbeat().goes_on else 0.0
+    with claimed(output, config, resume=goes_on, overrides=overrides, patience=patience):
         return train(config, output, checkpoint, resume=goes_on)
 
 
@@ -125,7 +129,8 @@ def stand_by(config: DictConfig, overrides: Sequence[str]) -> float | None:
         session.warm_up()
         heartbeat().stand_by()
         checkpoint, _ = resolve_checkpoint(config, Path(config.paths.root))
-        with claimed(output, config, resume=True, overrides=overrides), recording(loggers, config):
+        claim = claimed(output, config, resume=True, overrides=overrides, patience=_TAKEOVER)
+        with claim, recording(loggers, config):
             results = measured(session, base, checkpoint, config.optimized_metric)
             return concluded(config, output, loggers, results, resumed=True)
 

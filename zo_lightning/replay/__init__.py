@@ -3,12 +3,10 @@
 from zo_lightning.replay.compare import Parting, distance, parting
 from zo_lightning.replay.loops import LoopsBackend
 from zo_lightning.replay.rebuild import FactorHolder, Holder, Replay
-from zo_lightning.replay.run import JOURNALS, STORE, WITHOUT, Run, Saved, read_run
+from zo_lightning.replay.run import WITHOUT, Run, Saved, read_run
 from zo_lightning.replay.verify import Line, verify
 
 __all__ = [
-    "JOURNALS",
-    "STORE",
     "WITHOUT",
     "FactorHolder",
     "Holder",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,13 +12,12 @@ from typing import Any
 from zipfile import BadZipFile
 
 from zo_lightning.checkpoint.journal import Entry, Recovered, read_journal
+from zo_lightning.checkpoint.places import CHECKPOINTS, JOURNAL, STORE, rank_folders
 from zo_lightning.checkpoint.store import Store
 from zo_lightning.errors import ConfigError, ZOError
 from zo_lightning.modules.checkpoint import KEY
 from zo_lightning.strategies.checkpoint_io import RunCheckpointIO
 
-JOURNALS = Path("checkpoints") / "journal"
-STORE = Path("checkpoints") / "store"
 WITHOUT = "zo_lightning_without"  # in a checkpoint: the steps that it leaves out, so that it is no state of its run
 
 
@@ -63,43 +63,47 @@ class Run:
         return max(self.entries, default=-1) + 1
 
 
-def read_run(folder: Path, *, start: Path | None = None) -> Run:
+def read_run(folder: Path, *, start: Path | None = None, newest: bool = False) -> Run:
     """Read a run's journals, and find its checkpoints and snapshots.
 
     Args:
         folder: of the run.
         start: the checkpoint that the run was forked from, where the folder holds none of its first steps.
+        newest: whether its newest step alone is wanted, so that damage before a sound snapshot is no matter.
 
     Raises:
         ConfigError: if there is no journal.
         JournalError: if it is damaged.
     """
-    ranks = rank_folders(folder)
+    ranks = rank_folders(folder / JOURNAL)
     if not ranks:
         raise ConfigError(
-            f"{folder} has no journal under {JOURNALS}: name the folder of a run that was trained with "
+            f"{folder} has no journal under {JOURNAL}: name the folder of a run that was trained with "
             "`checkpoint=resilient`"
         )
-    recovered = read_journal(ranks[0], peers=ranks[1:])
-    files = [*([start] if start else []), *sorted((folder / JOURNALS.parent).glob("*.ckpt"))]
+    files = [*([start] if start else []), *sorted((folder / CHECKPOINTS).glob("*.ckpt"))]
     saved, unreadable = _snapshots(folder / STORE), {}
     for path in files:
         try:
             saved += _file(path)
         except ZOError as error:
             unreadable[path] = str(error)
+    saved.sort(key=lambda found: found.step)
+    snapshot = _newest_sound(saved) if newest else 0
     return Run(
         folder=folder,
-        recovered=recovered,
-        saved=tuple(sorted(saved, key=lambda found: found.step)),
+        recovered=read_journal(ranks[0], peers=ranks[1:], snapshot=snapshot),
+        saved=tuple(saved),
         unreadable=unreadable,
     )
 
 
-def rank_folders(folder: Path) -> list[Path]:
-    """Folders of the ranks' journals, the first rank's first."""
-    found = [path for path in (folder / JOURNALS).glob("rank*") if path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("rank")))
+def _newest_sound(saved: Sequence[Saved]) -> int:
+    for found in reversed(saved):
+        with suppress(ZOError):
+            found.load()
+            return found.step
+    return 0
 
 
 def _file(path: Path) -> list[Saved]:

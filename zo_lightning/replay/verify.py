@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from zo_lightning.backends.digest import digest_factors
 from zo_lightning.checkpoint.journal import read_journal
+from zo_lightning.checkpoint.places import JOURNAL, rank_folders
 from zo_lightning.errors import ZOError
 from zo_lightning.modules.checkpoint import KEY
 from zo_lightning.replay.rebuild import Replay
-from zo_lightning.replay.run import Run, Saved, rank_folders
+from zo_lightning.replay.run import Run, Saved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ def verify(run: Run, replay: Replay) -> Iterator[Line]:
 
 def _journals(run: Run) -> Iterator[Line]:
     chain = run.recovered.chain
-    for folder in rank_folders(run.folder):
+    for folder in rank_folders(run.folder / JOURNAL):
         try:
             alone = read_journal(folder)
         except ZOError as error:
