@@ -63,6 +63,10 @@ ELSEWHERE = {
     "zo-train model=tiny-llama backend=dense trainer=ddp_sim": ("test_ddp.py", 'TWO = "trainer=ddp_sim"'),
     "python train.py supervise=true": ("test_supervise.py", '"supervise=true", f"hydra'),
     "python train.py supervise=true supervise.spare=true": ("test_supervise.py", '"supervise.spare=true", f"hydra'),
+    "python train.py supervise=true supervise.spare=true failure=kill failure.kill.step=20": (
+        "test_supervise.py",
+        '"supervise.spare=true", f"hydra',
+    ),
     "python train.py supervise=true failure=kill failure.kill.step=20": (
         "test_supervise.py",
         '"failure=kill", "failure.kill.step=5", "supervise=true"',

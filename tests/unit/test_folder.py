@@ -12,7 +12,9 @@ from filelock import FileLock
 from omegaconf import DictConfig, OmegaConf
 
 from zo_lightning.cli.folder import claimed, newest_checkpoint, resolve_checkpoint
+from zo_lightning.cli.supervise import _command
 from zo_lightning.errors import ConfigError
+from zo_lightning.supervisor import AGAIN
 
 
 def config(**settings: object) -> DictConfig:
@@ -47,6 +49,15 @@ def test_a_step_in_a_journal_is_something_to_go_on_from(tmp_path: Path):
     assert resolve_checkpoint(config(ckpt_path=str(tmp_path)), tmp_path) == (None, tmp_path)
     with pytest.raises(ConfigError, match="holds a run already"), claimed(tmp_path, config(), resume=False):
         pass
+
+
+def test_a_fork_that_has_no_step_yet_is_started_again_from_its_file(tmp_path: Path):
+    journal = tmp_path / "checkpoints" / "journal" / "rank0"
+    journal.mkdir(parents=True)
+    assert "ckpt_path=other.ckpt" in _command(["ckpt_path=other.ckpt"], tmp_path, AGAIN)
+    (journal / "1-1.wal").touch()
+    again = _command(["ckpt_path=other.ckpt"], tmp_path, AGAIN)
+    assert f"ckpt_path='{tmp_path}'" in again and "ckpt_path=other.ckpt" not in again
 
 
 @pytest.mark.parametrize(("step", "name"), [(7, "store"), (8, "store"), (9, "last.ckpt")])
