@@ -56,6 +56,14 @@ class DrainKeeper:
         self._host: Host | None = None
         self._hooks: list[Any] = []
         self._random: Any = None
+        self._traffic, self._report, self._earlier = Traffic(), Report(), Report()
+        self._capture: Capture | None = None
+        self._windows: Windows | None = None
+        self._intervals: list[float] = []
+        self._seconds, self._steps, self._hooked = 0.0, 0, 0
+        self._since, self._skipped, self._restarts = 0, 0, 0
+        self._restart_at, self._pause = 0.0, _PAUSES[0]
+        self._logged = Report()
 
     def setup(self, trainer: Any) -> None:
         """Nothing is restored here: a checkpoint file begins the run."""
@@ -75,16 +83,7 @@ class DrainKeeper:
             ConfigError: if the target cannot be had with these parameters.
         """
         self._trainer, self._module = trainer, module
-        self._traffic, self._report, self._earlier = Traffic(), Report(), Report()
-        self._capture: Capture | None = None
-        self._windows: Windows | None = None
-        self._intervals: list[float] = []
-        self._seconds, self._steps, self._hooked = 0.0, 0, 0
-        self._since, self._skipped, self._restarts = 0, 0, 0
         self._global_step, self._ended = trainer.global_step, time.perf_counter()
-        self._restart_at, self._pause = 0.0, _PAUSES[0]
-        self._logged = Report()
-        self.plan = None
         if trainer.is_global_zero:
             self._check_types(trainer.optimizers[0])
             optimizer = trainer.optimizers[0]
