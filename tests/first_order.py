@@ -73,9 +73,9 @@ class Keep(ResilientCheckpoint):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         super().on_train_batch_end(trainer, pl_module)
-        assert isinstance(self._keeper, DrainKeeper)
-        if self._keeper.plan is not None:
-            self._keeper.wait_ready(60)
+        assert isinstance(self.keeper, DrainKeeper)
+        if self.keeper.plan is not None:
+            self.keeper.wait_ready(60)
 
 
 class Watch(Callback):

@@ -143,6 +143,13 @@ def test_a_drill_that_raises_stops_nothing(tmp_path, caplog):
     assert "could not be looked after" in caplog.text
 
 
+def test_a_restore_that_fails_is_counted(tmp_path):
+    store = Store([tmp_path])
+    saver = BackgroundSaver(store, drill=RestoreDrill(store, lambda loaded: "another"))
+    saver.submit(1, small_tree(1), digest(small_tree(1)))
+    assert saver.close(60) and saver.status().failed_drills == 1
+
+
 def test_a_tree_that_was_saved_is_let_go(tmp_path):
     saver, tree = BackgroundSaver(Store([tmp_path])), small_tree(1)
     gone = weakref.ref(tree["state_dict"]["w"])

@@ -86,8 +86,12 @@ def test_first_order_lives_go_back_at_most_the_bound():
     for back, bound, lost in ((3, 3, 0), (3, 2, 1), (4, 1, 3)):
         verdict = judge_adamw([[begun(0), *life(1, 5)], [begun(5 - back), *life(6 - back, 6)]], unbroken, bound=bound)
         assert verdict.counts == {"steps_lost": lost, "digest_mismatches": 0, "steps_redone": back}
-    anew = judge_adamw([[begun(0), *life(1, 5)], [begun(0), *life(1, 6)]], unbroken, bound=1)
-    assert anew.good and anew.counts["steps_redone"] == 5
+    twice = [[begun(0), *life(1, 5)], [begun(0), *life(1, 6)]]  # nothing was saved before the first kill
+    for warm_up, lost in ((4, 0), (3, 1)):
+        anew = judge_adamw(twice, unbroken, bound=1, warm_up=warm_up)
+        assert anew.counts == {"steps_lost": lost, "digest_mismatches": 0, "steps_redone": 5}
+    saved = judge_adamw([[begun(0), *life(1, 5)], [begun(2), *life(3, 6)]], unbroken, bound=2, warm_up=4)
+    assert saved.counts["steps_lost"] == 1
     forgotten = [[begun(0), *life(1, 5)], [begun(4), *life(5, 5)], [begun(0), *life(1, 6)]]
     assert judge_adamw(forgotten, unbroken, bound=1).counts["steps_lost"] == 4
     verdict = judge_adamw([[begun(0), *life(1, 5)], [begun(4, "torn"), *life(5, 6)]], unbroken, bound=3)

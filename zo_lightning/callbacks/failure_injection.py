@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, cast
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -34,7 +34,7 @@ class FailureInjection(Callback):
         self.failures.step = trainer.global_step
         for fault in self.failures.of_process:
             if self.failures.strikes(fault):
-                fault.strike(cast(ZOModule, pl_module).backend)
+                _strike(fault, pl_module)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stop the timers."""
@@ -52,6 +52,10 @@ class FailureInjection(Callback):
 
     def _strike_from_timer(self, fault: ProcessFault, pl_module: LightningModule) -> None:
         if self.failures.strikes_from_timer(fault):
-            fault.strike(cast(ZOModule, pl_module).backend)
+            _strike(fault, pl_module)
         elif isinstance(fault, Poisson):  # it has struck at this step before
             self._set_timer(fault, pl_module)
+
+
+def _strike(fault: ProcessFault, module: LightningModule) -> None:
+    fault.strike(module.backend if isinstance(module, ZOModule) else None)

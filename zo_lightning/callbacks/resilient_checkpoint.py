@@ -115,6 +115,11 @@ class ResilientCheckpoint(Checkpoint):
             self._keeper.start(trainer, pl_module)
 
     @property
+    def keeper(self) -> Keeper | None:
+        """Of the running or last training; none before it."""
+        return self._keeper
+
+    @property
     def folder(self) -> Path:
         """The run's own place for snapshots."""
         return self.dirpath / STORE.name
@@ -139,6 +144,11 @@ class ResilientCheckpoint(Checkpoint):
         """Remember what belongs to the first step."""
         if isinstance(self._keeper, DrainKeeper):
             self._keeper.load(checkpoint)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Add what belongs to the next step."""
+        if isinstance(self._keeper, DrainKeeper):
+            self._keeper.save(checkpoint)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Put the random state of the checkpoint back."""

@@ -56,6 +56,7 @@ class Status:
         incomplete: of these, with a tier that did not take it or another complaint.
         failures: given up after all attempts.
         dropped: not begun, since a newer one came before the disk was ready.
+        failed_drills: restores that failed or gave another digest.
         last_saved_step: none yet, or the newest.
         last_verified_step: the newest whose restore gave the live digest.
         seconds: spent in saves that succeeded.
@@ -65,6 +66,7 @@ class Status:
     incomplete: int
     failures: int
     dropped: int
+    failed_drills: int
     last_saved_step: int | None
     last_verified_step: int | None
     seconds: float
@@ -176,6 +178,7 @@ class BackgroundSaver:
                 incomplete=self._incomplete,
                 failures=self._failures,
                 dropped=self._dropped,
+                failed_drills=self._drill.failures if self._drill else 0,
                 last_saved_step=self._last_saved,
                 last_verified_step=self._drill.last_verified_step if self._drill else None,
                 seconds=self._seconds,

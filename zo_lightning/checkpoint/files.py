@@ -38,10 +38,6 @@ class Files(Protocol):
         """All of a file."""
         ...
 
-    def truncate(self, path: Path, size: int) -> None:
-        """Cut a file to its first ``size`` bytes, and sync it."""
-        ...
-
     def replace(self, source: Path, target: Path) -> None:
         """Give a file another name in one step, in place of what had it."""
         ...
@@ -125,12 +121,6 @@ class LocalFiles:
     def read(self, path: Path) -> bytes:
         """See ``Files``."""
         return path.read_bytes()
-
-    def truncate(self, path: Path, size: int) -> None:
-        """See ``Files``."""
-        with path.open("r+b") as file:
-            file.truncate(size)
-            os.fsync(file.fileno())
 
     def replace(self, source: Path, target: Path) -> None:
         """See ``Files``."""

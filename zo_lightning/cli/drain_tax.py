@@ -23,8 +23,6 @@ from zo_lightning.errors import ConfigError
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, Trainer
 
-    from zo_lightning.drain.keeper import DrainKeeper
-
 _PAIRS = 20  # of blocks
 register()
 
@@ -98,9 +96,11 @@ class Blocks:
 
     def _step(self, trainer: Trainer, *_: object) -> None:
         from zo_lightning.callbacks.resilient_checkpoint import ResilientCheckpoint
+        from zo_lightning.drain.keeper import DrainKeeper
 
         (kept,) = (c for c in trainer.callbacks if isinstance(c, ResilientCheckpoint))  # type: ignore[attr-defined]
-        keeper: DrainKeeper = kept._keeper  # type: ignore[assignment]
+        keeper = kept.keeper
+        assert isinstance(keeper, DrainKeeper)
         if keeper.plan is None or not keeper.wait_ready(60):
             return
         now = time.perf_counter()

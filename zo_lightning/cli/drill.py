@@ -88,12 +88,13 @@ def _zo(config: DictConfig, overrides: Sequence[str], folder: Path, on_kill: Cal
 
 
 def _adamw(config: DictConfig, overrides: Sequence[str], folder: Path, on_kill: Callable[[], None]) -> Findings:
+    from zo_lightning.drain.keeper import WARM_UP
     from zo_lightning.drill.kills import kills
     from zo_lightning.drill.runs import kill_runs
     from zo_lightning.drill.verdict import judge_adamw
 
     run = composed(config.adamw, config.paths.root)
-    judge = partial(judge_adamw, bound=WINDOWS * run.checkpoint.drain.num_shards)
+    judge = partial(judge_adamw, bound=WINDOWS * run.checkpoint.drain.num_shards, warm_up=WARM_UP)
     moments = kills(config.drill_seed, lines=120, operations=0)  # a process of its own writes the files
     start = forks(run, config.adamw)
     return kill_runs(folder / "adamw", start, judge, moments, number=config.adamw_kills, on_kill=on_kill)

@@ -237,7 +237,22 @@ def build_failures(config: DictConfig) -> Failures | None:
         return None
     from zo_lightning.failure import Failures
 
-    return Failures([instantiate(node) for node in config.failure.values()], Path(config.paths.output_dir))
+    failures = Failures([instantiate(node) for node in config.failure.values()], Path(config.paths.output_dir))
+    if config.training.kind.value == "adamw":
+        _check_without_engine(failures)
+    return failures
+
+
+def _check_without_engine(failures: Failures) -> None:
+    engine = [fault.name for fault in failures.of_process if fault.needs_engine]
+    if engine:
+        raise ConfigError(f"`failure={engine[0]}` strikes at an engine, which `training=adamw` has not: leave it out")
+    if failures.of_files:
+        name = failures.of_files[0].name
+        key = f"failure.{name}.byte" if name == "kill" else f"failure={name}"
+        raise ConfigError(
+            f"`{key}` strikes at what this process writes; with `training=adamw` another process writes: leave it out"
+        )
 
 
 def build_checkpoint(config: DictConfig, failures: Failures | None) -> Callback:

@@ -54,6 +54,10 @@ def supervise(config: DictConfig, arguments: Sequence[str]) -> int:
     """
     if config.supervise.spare and num_ranks(config) > 1:
         raise ConfigError("`supervise.spare` is for runs of one process: leave it out with several ranks")
+    if config.supervise.spare and config.training.kind.value == "adamw":
+        raise ConfigError(
+            "`supervise.spare` keeps an engine warm, which `training=adamw` has not: `supervise=true` alone"
+        )
     place = named_place(config, Path(config.paths.root))
     folder = (place if place is not None and place.is_dir() else Path(config.paths.output_dir)).absolute()
     settings = {key: value for key, value in config.supervise.items() if key != "enabled"}

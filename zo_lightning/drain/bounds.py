@@ -156,8 +156,9 @@ class RelativeBound:
         """
         if not all(value <= tolerance for value in astuple(self)):
             raise DrainError(
-                f"rolled back, the checkpoint may be off by {self}, more than `checkpoint.tolerance={tolerance:g}`: "
-                "take `checkpoint.rollback=residuals` or `checkpoint.target=newest`, or allow more"
+                f"rolled back, the checkpoint may be off by {self}, more than "
+                f"`checkpoint.drain.tolerance={tolerance:g}`: take "
+                "`checkpoint.drain.rollback=residuals` or `checkpoint.drain.target=newest`, or allow more"
             )
 
     def __str__(self) -> str:

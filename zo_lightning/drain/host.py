@@ -97,6 +97,7 @@ class Host:
             saves=status.saves,
             failures=status.failures,
             dropped=status.dropped,
+            failed_drills=status.failed_drills,
             saved_step=status.last_saved_step,
             verified_step=status.last_verified_step,
         )

@@ -13,7 +13,7 @@ import torch
 
 from zo_lightning.drain.capture import Capture, why_not
 from zo_lightning.drain.measure import bandwidth
-from zo_lightning.drain.messages import KEY, Report, Setup
+from zo_lightning.drain.messages import KEY, Report, Setup, exactness
 from zo_lightning.drain.options import DrainOptions
 from zo_lightning.drain.plan import Plan, choose
 from zo_lightning.drain.process import Host
@@ -22,10 +22,13 @@ from zo_lightning.drain.ring import size_of, span, types_of
 from zo_lightning.drain.tree import split
 from zo_lightning.drain.windows import Traffic, Windows
 from zo_lightning.errors import ConfigError
+from zo_lightning.supervisor import heartbeat
+from zo_lightning.supervisor.heartbeat import TRAINING
 
 log = logging.getLogger(__name__)
 
-_WARM_UP = 5  # steps that are timed before the plan is made
+WARM_UP = 5  # steps that are timed before the plan is made
+_START_SECONDS = 30.0  # that the first window waits for the host process, which starts beside the warm-up
 _DEPTH = 4  # slots of a drain: how many steps the host process may be behind
 _HUNG_SECONDS = 60.0
 _PAUSES = (1.0, 60.0)  # seconds before a lost host process is replaced: at first, and at most
@@ -35,7 +38,8 @@ class DrainKeeper:
     """Keeps one training run; rank 0 alone does.
 
     A callback calls ``load`` with a restored checkpoint, ``start`` before the first batch, ``batch_start``,
-    ``before_optimizer_step`` and ``step_end`` where Lightning has hooks of such names, then ``finish`` and ``close``.
+    ``before_optimizer_step`` and ``step_end`` where Lightning has hooks of such names, ``save`` for each checkpoint,
+    then ``finish`` and ``close``.
 
     Args:
         options: settings.
@@ -52,7 +56,14 @@ class DrainKeeper:
         self._host: Host | None = None
         self._hooks: list[Any] = []
         self._random: Any = None
-        self._count_anew()  # a run that has no step left is never started, and has a status
+        self._traffic, self._report, self._earlier = Traffic(), Report(), Report()
+        self._capture: Capture | None = None
+        self._windows: Windows | None = None
+        self._intervals: list[float] = []
+        self._seconds, self._steps, self._hooked = 0.0, 0, 0
+        self._since, self._skipped, self._restarts = 0, 0, 0
+        self._restart_at, self._pause = 0.0, _PAUSES[0]
+        self._logged = Report()
 
     def setup(self, trainer: Any) -> None:
         """Nothing is restored here: a checkpoint file begins the run."""
@@ -61,6 +72,10 @@ class DrainKeeper:
         """Keep the random state of a restored checkpoint for the first batch."""
         self._random = checkpoint.get(KEY, {}).get("random")
 
+    def save(self, checkpoint: dict[str, Any]) -> None:
+        """Put the random state of this moment into a checkpoint."""
+        checkpoint[KEY] = {"random": collect()}
+
     def start(self, trainer: Any, module: Any) -> None:
         """Hook into the optimizer's step, and start the host process beside the first steps.
 
@@ -68,10 +83,7 @@ class DrainKeeper:
             ConfigError: if the target cannot be had with these parameters.
         """
         self._trainer, self._module = trainer, module
-        self._count_anew()
         self._global_step, self._ended = trainer.global_step, time.perf_counter()
-        self._restart_at, self._pause = 0.0, _PAUSES[0]
-        self.plan = None
         if trainer.is_global_zero:
             self._check_types(trainer.optimizers[0])
             optimizer = trainer.optimizers[0]
@@ -114,11 +126,23 @@ class DrainKeeper:
         elif self._may_begin():
             self._since = 0
             self._windows.snapshot(trainer.global_step)
+        if (total := _sum(self._earlier, self._report)) != self._logged:
+            self._logged = total
+            news = {f"checkpoint/{name}": value for name, value in self.status().items()}
+            module.log_dict(news, batch_size=1, rank_zero_only=True)
         self._seconds += time.perf_counter() - started
 
     def finish(self, trainer: Any, module: Any) -> None:
         """Training has come to its end, which the run's own checkpoint keeps."""
         self.close()
+        total = _sum(self._earlier, self._report)
+        if total.saved_step is not None:
+            log.info(
+                "last durable snapshot: step %d, %s; last verified restore: step %s",
+                total.saved_step,
+                exactness(total.bound),
+                total.verified_step,
+            )
 
     def close(self, seconds: float = 60.0) -> None:
         """Let the host process finish what it has, and end it. Idempotent."""
@@ -130,10 +154,11 @@ class DrainKeeper:
             self._host = None
 
     def wait_ready(self, seconds: float) -> bool:
-        """Whether snapshots can be taken, waiting at most so long for the host process: for very short runs."""
+        """Whether snapshots can be taken, waiting at most so long for the host process."""
         deadline = time.monotonic() + seconds
         while self._host is not None and not self._host.ready and self._host.alive and time.monotonic() < deadline:
             self._hear(self._host.poll(0.05))
+            heartbeat().beat(TRAINING, self._global_step)  # no hang
         return self._host is not None and self._host.ready
 
     def status(self) -> dict[str, float]:
@@ -147,6 +172,7 @@ class DrainKeeper:
             "proven": float(total.proven),
             "refused": float(total.refused),
             "failures": float(total.failures),
+            "failed_drills": float(total.failed_drills),
             "dropped": float(total.dropped + self._traffic.abandoned),
             "bound": total.bound,
             "skipped_steps": float(self._skipped),
@@ -156,14 +182,6 @@ class DrainKeeper:
             "gradient_bytes_per_step": self._traffic.gradient_bytes / steps,
             "tax": self._seconds / others if others > 0 else 0.0,
         }
-
-    def _count_anew(self) -> None:
-        self._traffic, self._report, self._earlier = Traffic(), Report(), Report()
-        self._capture: Capture | None = None
-        self._windows: Windows | None = None
-        self._intervals: list[float] = []
-        self._seconds, self._steps, self._hooked = 0.0, 0, 0
-        self._since, self._skipped, self._restarts = 0, 0, 0
 
     def _before_step(self, *_: Any) -> None:
         if self._windows is not None:
@@ -197,12 +215,26 @@ class DrainKeeper:
         return due and self._windows.may_begin(self._report.done)
 
     def _plan_if_timed(self) -> None:
-        if self.plan is None and len(self._intervals) >= _WARM_UP:
-            self._make_plan()
-        if self.plan is not None:
+        if self.plan is None and len(self._intervals) >= WARM_UP:
+            self.plan = self._make_plan()
+            self._since = self.plan.every
             self._configure_host(self.plan)
+            self._await_host()
 
-    def _make_plan(self) -> None:
+    def _await_host(self) -> None:
+        """Let no step go by without a window: what is lost with them is bounded from the first one on."""
+        started = time.perf_counter()
+        ready = self.wait_ready(_START_SECONDS)
+        waited = time.perf_counter() - started
+        self._seconds -= waited  # once in a process: no part of a step's tax
+        self._ended += waited
+        self._traffic.stalled_seconds += waited
+        if not ready:
+            log.warning("the drain's host process is not there after %.0f s: training goes on without it", waited)
+        elif waited > 1:
+            log.info("training waited %.1f s for the drain's host process to start", waited)
+
+    def _make_plan(self) -> Plan:
         optimizer, options = self._trainer.optimizers[0], self._options
         reason = why_not(optimizer)
         if reason is not None:
@@ -210,7 +242,7 @@ class DrainKeeper:
         else:
             self._capture = Capture(optimizer, self._module.named_parameters())
         state = self._capture.state if self._capture else split(self._checkpoint(), {})[1]
-        self.plan = choose(
+        plan = choose(
             mode="snapshot" if reason else options.mode,
             target=options.target,
             num_shards=options.num_shards,
@@ -220,10 +252,10 @@ class DrainKeeper:
             step_seconds=statistics.median(self._intervals),
             tax=options.tax,
         )
-        if not self.plan.num_shards:
+        if not plan.num_shards:
             self._capture = None
-        self._since = self.plan.every
-        log.info("%s", self.plan.reason)
+        log.info("%s", plan.reason)
+        return plan
 
     def _configure_host(self, plan: Plan) -> None:
         assert self._host is not None
@@ -277,20 +309,21 @@ class DrainKeeper:
             log.error("a snapshot was refused, older ones are as they were: %s", report.problem)
         if report.saved_step != self._report.saved_step:
             self._pause = _PAUSES[0]
-            log.debug("step %s is durable, relative error at most %.1e", report.saved_step, report.bound)
+            level = logging.INFO if report.bound else logging.DEBUG
+            log.log(level, "step %s is durable, %s", report.saved_step, exactness(report.bound))
         self._report = report
 
     def _checkpoint(self) -> dict[str, Any]:
         checkpoint: dict[str, Any] = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        checkpoint[KEY] = {"random": collect()}
-        return checkpoint
+        return checkpoint  # it went through `save`
 
     def _check_types(self, optimizer: torch.optim.Optimizer) -> None:
         kinds = {p.dtype for group in optimizer.param_groups for p in group["params"]}
         target, mode = self._options.target, self._options.mode
         if target != "newest" and mode != "snapshot" and kinds != {torch.float32}:
             raise ConfigError(
-                f"`checkpoint.target={target}` takes steps back, which only float32 parameters allow: set it to newest"
+                f"`checkpoint.drain.target={target}` takes steps back, which only float32 parameters allow: "
+                "set it to newest"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import mmap
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -157,6 +158,7 @@ class Report:
         saves: in the store.
         failures: not saved, after all attempts.
         dropped: not saved, since a newer one came first.
+        failed_drills: snapshots that were read back and are not what was saved.
         saved_step: the newest in the store; none yet.
         verified_step: the newest that was read back and found to be what was saved; none yet.
         bound: of the newest one's relative errors, the largest; 0 where it has the live bits.
@@ -168,6 +170,7 @@ class Report:
     saves: int = 0
     failures: int = 0
     dropped: int = 0
+    failed_drills: int = 0
     saved_step: int | None = None
     verified_step: int | None = None
     bound: float = 0.0
@@ -177,3 +180,15 @@ class Report:
     def done(self) -> int:
         """Windows of which nothing more is to come."""
         return self.refused + self.saves + self.failures + self.dropped
+
+
+def exactness(bound: float) -> str:
+    """A snapshot's largest relative error, for a person.
+
+    Examples:
+        >>> exactness(0.0), exactness(1.1e-6), exactness(float("nan"))
+        ('to the bit', 'relative error at most 1.1e-06', 'close, by how much is not known')
+    """
+    if math.isnan(bound):
+        return "close, by how much is not known"
+    return f"relative error at most {bound:.1e}" if bound else "to the bit"

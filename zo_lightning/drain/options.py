@@ -47,9 +47,13 @@ class DrainOptions:
         for key, choices in (("mode", Mode), ("target", Target), ("rollback", Rollback)):
             if getattr(self, key) not in get_args(choices):
                 raise ConfigError(
-                    f"`checkpoint.{key}`={getattr(self, key)}: choose one of {', '.join(get_args(choices))}"
+                    f"`checkpoint.drain.{key}`={getattr(self, key)}: choose one of {', '.join(get_args(choices))}"
                 )
         if not 0 < self.tax <= 1:
-            raise ConfigError(f"`checkpoint.tax`={self.tax}: a share of a step, above 0 and at most 1")
+            raise ConfigError(f"`checkpoint.drain.tax`={self.tax}: a share of a step, above 0 and at most 1")
+        if not self.tolerance > 0:
+            raise ConfigError(f"`checkpoint.drain.tolerance`={self.tolerance}: a relative error, above 0")
         if self.num_shards is not None and self.num_shards < 2:
-            raise ConfigError(f"`checkpoint.num_shards`={self.num_shards}: 2 or more; one shard is `mode=snapshot`")
+            raise ConfigError(
+                f"`checkpoint.drain.num_shards`={self.num_shards}: 2 or more; one is `checkpoint.drain.mode=snapshot`"
+            )

@@ -99,7 +99,9 @@ def decompress(data: bytes) -> torch.Tensor:
 
 def _check_float32(state: AdamWState) -> None:
     if any(tensor.dtype != torch.float32 for tensor in state.tensors().values()):
-        raise DrainError("residuals are of float32 states; take `checkpoint.target=newest`, which only goes forward")
+        raise DrainError(
+            "residuals are of float32 states; take `checkpoint.drain.target=newest`, which only goes forward"
+        )
 
 
 def _ordered(tensor_N: torch.Tensor) -> torch.Tensor:

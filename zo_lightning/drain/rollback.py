@@ -16,8 +16,8 @@ from zo_lightning.drain.adamw import AdamWState, Hyper, blocks, seen
 from zo_lightning.drain.bounds import ErrorBound
 from zo_lightning.drain.errors import DrainError
 
-_NEWEST = "take `checkpoint.target=newest`, which only goes forward"
-_RESIDUALS = f"take `checkpoint.rollback=residuals`, which costs a few bits for each parameter, or {_NEWEST}"
+_NEWEST = "take `checkpoint.drain.target=newest`, which only goes forward"
+_RESIDUALS = f"take `checkpoint.drain.rollback=residuals`, which costs a few bits for each parameter, or {_NEWEST}"
 
 
 def undo(state: AdamWState, grad_N: torch.Tensor, hyper: Hyper) -> None:

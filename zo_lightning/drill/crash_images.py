@@ -24,7 +24,6 @@ from zo_lightning.drill.trace import (
     Replaced,
     Synced,
     Trace,
-    Truncated,
     Written,
 )
 
@@ -148,8 +147,6 @@ class _Moment:
             case Synced(number, since):
                 file = self._files[number]
                 file.durable = max([file.durable, *(length for done, length in file.lengths if done < since)])
-            case Truncated(number, size):
-                self._files[number] = _File(self._files[number].data[:size], size)
             case FolderSynced(path, since):
                 folder = self._folders[path]
                 folder.durable = max(folder.durable, sum(done < since for done, _ in folder.changes))

@@ -10,7 +10,7 @@ from typing import Any
 
 from zo_lightning.checkpoint import files
 
-_OPERATIONS = ("create", "append", "truncate", "replace", "remove", "sync_folder")
+_OPERATIONS = ("create", "append", "replace", "remove", "sync_folder")
 
 
 def kill_self() -> None:

@@ -34,14 +34,6 @@ class Synced:
 
 
 @dataclass(frozen=True, slots=True)
-class Truncated:
-    """A file was cut to ``size`` bytes and synced."""
-
-    file: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
 class Replaced:
     """A file took another name in the same folder, in place of what had it."""
 
@@ -78,7 +70,7 @@ class Promised:
     label: str
 
 
-Operation = Created | Written | Synced | Truncated | Replaced | Removed | FolderMade | FolderSynced | Promised
+Operation = Created | Written | Synced | Replaced | Removed | FolderMade | FolderSynced | Promised
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +131,6 @@ class RecordingFiles:
     def read(self, path: Path) -> bytes:
         """See ``Files``."""
         return self._files.read(path)
-
-    def truncate(self, path: Path, size: int) -> None:
-        """See ``Files``."""
-        self._files.truncate(path, size)
-        self._record(Truncated(self._numbers[path.relative_to(self._root)], size))
 
     def replace(self, source: Path, target: Path) -> None:
         """See ``Files``."""

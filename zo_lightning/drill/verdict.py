@@ -44,32 +44,34 @@ def judge_zo(lives: Sequence[Sequence[Line]], unbroken: Sequence[Line]) -> Findi
     return found
 
 
-def judge_adamw(lives: Sequence[Sequence[Line]], unbroken: Sequence[Line], *, bound: int) -> Findings:
+def judge_adamw(lives: Sequence[Sequence[Line]], unbroken: Sequence[Line], *, bound: int, warm_up: int = 0) -> Findings:
     """Hold the lives of a first-order run against the unbroken run.
 
-    Every life begins with the bits that the unbroken run had at that step, at most ``bound`` steps back. Until a life
-    has begun from a checkpoint there is none to go back to, and the run begins anew.
+    Every life begins with the bits that the unbroken run had at that step, at most ``bound`` steps back, and
+    ``warm_up`` more where the life that was killed had saved nothing yet.
 
     Args:
         lives: what each life wrote, in order.
         unbroken: what the run wrote that nobody killed.
         bound: acknowledged steps that one kill may take.
+        warm_up: steps of a life before it begins to save.
 
     Returns:
-        ``steps_redone``: acknowledged steps that later lives made again; ``steps_lost``: of these, more than ``bound``
+        ``steps_redone``: acknowledged steps that later lives made again; ``steps_lost``: of these, more than that
         at once, and steps that no life made; ``digest_mismatches``: beginnings of lives, and steps, with other bits.
     """
     found = Findings(dict.fromkeys(("steps_lost", "digest_mismatches", "steps_redone"), 0))
-    last = newest = 0
+    last = begun = 0
     for number, lines in enumerate(lives, 1):
         for line in lines:
             if line.did == "begin":
                 redone = max(0, last - line.step)
-                newest = max(newest, line.step)
+                allowed = bound + (warm_up if line.step <= begun else 0)
+                begun = line.step
                 found.counts["steps_redone"] += redone
-                if newest and redone > bound:
-                    found.counts["steps_lost"] += redone - bound
-                    found.faults.append(f"life {number} went back {redone} steps from step {last}, more than {bound}")
+                if redone > allowed:
+                    found.counts["steps_lost"] += redone - allowed
+                    found.faults.append(f"life {number} went back {redone} steps from step {last}, more than {allowed}")
             last = line.step
     _judge_digests(found, lives, unbroken)
     return found

@@ -25,12 +25,13 @@ class ProcessFault(Fault):
     """Strikes at the start of a step; one that needs no step strikes from a timer, at its second."""
 
     from_timer = False
+    needs_engine = False
 
-    def strike(self, backend: Backend) -> None:
+    def strike(self, backend: Backend | None) -> None:
         """Do the harm.
 
         Args:
-            backend: the run's, open.
+            backend: the run's, open; none where a run has none, which ``needs_engine`` excludes.
         """
         raise NotImplementedError
 
@@ -40,7 +41,7 @@ class Kill(ProcessFault, StorageFault):
 
     from_timer = True
 
-    def strike(self, backend: Backend) -> None:
+    def strike(self, backend: Backend | None) -> None:
         """Does not return."""
         kill()
 
@@ -83,7 +84,7 @@ class Poisson(ProcessFault):
             return None
         return random.Random(f"{self.seed} gap {number}").expovariate(self.per_second)
 
-    def strike(self, backend: Backend) -> None:
+    def strike(self, backend: Backend | None) -> None:
         """Does not return."""
         kill()
 
@@ -93,7 +94,7 @@ class Sigterm(ProcessFault):
 
     from_timer = True
 
-    def strike(self, backend: Backend) -> None:
+    def strike(self, backend: Backend | None) -> None:
         """Returns; the step ends."""
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -101,7 +102,7 @@ class Sigterm(ProcessFault):
 class Hang(ProcessFault):
     """No progress any more, while the process lives on."""
 
-    def strike(self, backend: Backend) -> None:
+    def strike(self, backend: Backend | None) -> None:
         """Does not return."""
         while True:  # a signal's handler runs and changes nothing
             threading.Event().wait(3600)
@@ -110,7 +111,9 @@ class Hang(ProcessFault):
 class EngineDeath(ProcessFault):
     """The engine dies: its process is killed; one without a process of its own answers with an error."""
 
-    def strike(self, backend: Backend) -> None:
+    needs_engine = True
+
+    def strike(self, backend: Backend | None) -> None:
         """Raises ``EngineDiedError`` where the engine is in this process."""
         engines = multiprocessing.active_children()
         for engine in engines:
@@ -129,8 +132,11 @@ class NanLoss(ProcessFault):
 
     count: int = 1
 
-    def strike(self, backend: Backend) -> None:
+    needs_engine = True
+
+    def strike(self, backend: Backend | None) -> None:
         """Returns; the probes of the next steps are answered so."""
+        assert backend is not None
         evaluate, end = backend.evaluate, backend.version + self.count
 
         def answers(requests: Sequence[EvalRequest]) -> tuple[Observation, ...]:
@@ -163,7 +169,7 @@ class CrossDeviceTmp(ProcessFault):
                 f"`failure.cross_device_tmp.folder`={self.folder} is not on another file system than {run}: name one"
             )
 
-    def strike(self, backend: Backend) -> None:
+    def strike(self, backend: Backend | None) -> None:
         """Returns."""
         os.environ["TMPDIR"] = self.folder
         tempfile.tempdir = None  # asked anew

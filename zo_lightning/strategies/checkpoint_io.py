@@ -73,11 +73,18 @@ class RunCheckpointIO(TorchCheckpointIO):
             log.info("snapshot of step %d", loaded.step)
             return loaded.tree
         if Path(path).is_file():
-            with zipfile.ZipFile(path) as file:
-                if (damaged := file.testzip()) is not None:  # torch does not look at the checksums it writes
-                    raise StoreError(f"{path} is damaged at {damaged}: name another checkpoint in `ckpt_path`")
+            check_file(path)
         loaded_file: dict[str, Any] = super().load_checkpoint(path, weights_only=weights_only)
         saved = loaded_file.get(KEY, {})
         if "digest" in saved and digest_factors(saved["bank"]) != saved["digest"]:
             raise StoreError(f"{path}: the factors are not those that the run held: name another in `ckpt_path`")
         return loaded_file
+
+
+def check_file(path: str | Path) -> None:
+    """Raise ``StoreError`` unless a checkpoint's file is whole: torch does not look at the checksums it writes."""
+    if not zipfile.is_zipfile(path):
+        raise StoreError(f"{path} is cut off or no checkpoint: name another checkpoint in `ckpt_path`")
+    with zipfile.ZipFile(path) as file:
+        if (damaged := file.testzip()) is not None:
+            raise StoreError(f"{path} is damaged at {damaged}: name another checkpoint in `ckpt_path`")
