@@ -11,7 +11,6 @@ import pytest
 
 from tests.command import composer, message
 from zo_lightning.cli import drill
-from zo_lightning.cli.folder import resolve_checkpoint
 
 Facts = dict[str, Any]
 ZERO = ("steps_lost", "digest_mismatches", "samples_repeated", "samples_missed", "flips_accepted")
@@ -49,15 +48,6 @@ def test_killed_first_order_runs_lose_no_more_than_they_may(drilled: Callable[..
     facts = drilled("parts=[adamw]", "adamw_kills=2", "drill_seed=1")
     assert facts["code"] == 0 and facts["kills"] == 2 and facts["steps_redone"] > 0
     assert not facts["steps_lost"] and not facts["digest_mismatches"]
-
-
-@pytest.mark.parametrize("left", ["checkpoints/store/blocks", "checkpoints/journal/rank0"])
-def test_a_run_that_was_killed_before_its_first_checkpoint_goes_on(left: str, tmp_path: Path):
-    """Its folder is a run's, which no other may begin in, so it must be one to go on in."""
-    folder = tmp_path / "killed"
-    (folder / left).mkdir(parents=True)
-    config = composer(tmp_path, [])(f"ckpt_path={folder}")
-    assert resolve_checkpoint(config, tmp_path) == (None, folder)
 
 
 @pytest.mark.slow
