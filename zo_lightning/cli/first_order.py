@@ -30,7 +30,7 @@ def train_by_gradients(
     """Train, test before and after, write ``results.json`` and say what was kept; returns ``optimized_metric``."""
     session = build(config, loggers)
     log.info("%s", session.describe())
-    if checkpoint is None and (output / STORE).is_dir():  # killed, and perhaps still saving its first snapshot
+    if checkpoint in (None, output / CHECKPOINT) and (output / STORE).is_dir():  # a newer snapshot may be on its way
         from zo_lightning.drain.restore import settle
 
         settle(output / STORE)
