@@ -236,7 +236,7 @@ class KillHost(Callback):
 
     def on_train_batch_end(self, trainer, *_):
         if trainer.global_step == 30 and not self.killed:
-            self.keep.keeper._host._process.kill()
+            self.keep.keeper.attendant.host._process.kill()
             self.killed = True
         elif trainer.global_step > 31 and self.keep.status()["host_restarts"]:
             time.sleep(0.02)  # until another one is there

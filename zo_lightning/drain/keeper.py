@@ -6,17 +6,16 @@ import logging
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import fields, replace
 from typing import Any
 
 import torch
 
+from zo_lightning.drain.attendant import Attendant
 from zo_lightning.drain.capture import Capture, why_not
 from zo_lightning.drain.measure import bandwidth
 from zo_lightning.drain.messages import KEY, Report, Setup, exactness
 from zo_lightning.drain.options import DrainOptions
 from zo_lightning.drain.plan import Plan, choose
-from zo_lightning.drain.process import Host
 from zo_lightning.drain.random_state import collect, restore
 from zo_lightning.drain.ring import size_of, span, types_of
 from zo_lightning.drain.tree import split
@@ -30,8 +29,6 @@ log = logging.getLogger(__name__)
 WARM_UP = 5  # steps that are timed before the plan is made
 _START_SECONDS = 30.0  # that the first window waits for the host process, which starts beside the warm-up
 _DEPTH = 4  # slots of a drain: how many steps the host process may be behind
-_HUNG_SECONDS = 60.0
-_PAUSES = (1.0, 60.0)  # seconds before a lost host process is replaced: at first, and at most
 
 
 class DrainKeeper:
@@ -47,22 +44,22 @@ class DrainKeeper:
     Attributes:
         plan: how snapshots are taken; none yet in the first steps.
         paused: no further window begins.
+        attendant: sees to the host process.
     """
 
     def __init__(self, options: DrainOptions) -> None:
         self._options = options
         self.plan: Plan | None = None
         self.paused = False
-        self._host: Host | None = None
+        self.attendant = Attendant()
         self._hooks: list[Any] = []
         self._random: Any = None
-        self._traffic, self._report, self._earlier = Traffic(), Report(), Report()
+        self._traffic = Traffic()
         self._capture: Capture | None = None
         self._windows: Windows | None = None
         self._intervals: list[float] = []
         self._seconds, self._steps, self._hooked = 0.0, 0, 0
-        self._since, self._skipped, self._restarts = 0, 0, 0
-        self._restart_at, self._pause = 0.0, _PAUSES[0]
+        self._since, self._skipped = 0, 0
         self._logged = Report()
 
     def setup(self, trainer: Any) -> None:
@@ -91,7 +88,7 @@ class DrainKeeper:
                 optimizer.register_step_pre_hook(self._before_step),
                 optimizer.register_step_post_hook(self._after_step),
             ]
-            self._start_host()
+            self.attendant.start()
 
     def batch_start(self) -> None:
         """Put the random state back, once, behind all that Lightning draws when it starts."""
@@ -112,13 +109,13 @@ class DrainKeeper:
         started = time.perf_counter()
         if trainer.global_step != self._global_step:
             self._count_step(started)
-        self._hear(self._host.poll() if self._host else None)
-        if self._host is None:
-            self._replace_host()
-        elif not self._host.alive:
-            self._lose_host("it ended")
-        elif self._host.silence > _HUNG_SECONDS:
-            self._lose_host(f"it said nothing for {_HUNG_SECONDS:.0f} s")
+        attendant = self.attendant
+        attendant.poll()
+        if attendant.host is None:
+            if attendant.start() and self.plan is not None:
+                self._configure_host(self.plan)
+        elif (trouble := attendant.trouble()) is not None:
+            self._lose_host(trouble)
         elif self._windows is None:
             self._plan_if_timed()
         elif self._capture is not None:
@@ -126,8 +123,8 @@ class DrainKeeper:
         elif self._may_begin():
             self._since = 0
             self._windows.snapshot(trainer.global_step)
-        if (total := _sum(self._earlier, self._report)) != self._logged:
-            self._logged = total
+        if attendant.total != self._logged:
+            self._logged = attendant.total
             news = {f"checkpoint/{name}": value for name, value in self.status().items()}
             module.log_dict(news, batch_size=1, rank_zero_only=True)
         self._seconds += time.perf_counter() - started
@@ -135,7 +132,7 @@ class DrainKeeper:
     def finish(self, trainer: Any, module: Any) -> None:
         """Training has come to its end, which the run's own checkpoint keeps."""
         self.close()
-        total = _sum(self._earlier, self._report)
+        total = self.attendant.total
         if total.saved_step is not None:
             log.info(
                 "last durable snapshot: step %d, %s; last verified restore: step %s",
@@ -149,21 +146,15 @@ class DrainKeeper:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        if self._host is not None:
-            self._hear(self._host.finish(seconds))
-            self._host = None
+        self.attendant.finish(seconds)
 
     def wait_ready(self, seconds: float) -> bool:
         """Whether snapshots can be taken, waiting at most so long for the host process."""
-        deadline = time.monotonic() + seconds
-        while self._host is not None and not self._host.ready and self._host.alive and time.monotonic() < deadline:
-            self._hear(self._host.poll(0.05))
-            heartbeat().beat(TRAINING, self._global_step)  # no hang
-        return self._host is not None and self._host.ready
+        return self.attendant.wait_ready(seconds, lambda: heartbeat().beat(TRAINING, self._global_step))  # no hang
 
     def status(self) -> dict[str, float]:
         """Numbers for the log. ``tax`` is the share of the other time that was spent here."""
-        total, steps = _sum(self._earlier, self._report), max(self._steps, 1)
+        total, steps = self.attendant.total, max(self._steps, 1)
         others = sum(self._intervals) - self._seconds
         return {
             "saved_step": float(total.saved_step or 0),
@@ -176,7 +167,7 @@ class DrainKeeper:
             "dropped": float(total.dropped + self._traffic.abandoned),
             "bound": total.bound,
             "skipped_steps": float(self._skipped),
-            "host_restarts": float(self._restarts),
+            "host_restarts": float(self.attendant.num_lost),
             "stalled_seconds": self._traffic.stalled_seconds,
             "state_bytes_per_step": self._traffic.state_bytes / steps,
             "gradient_bytes_per_step": self._traffic.gradient_bytes / steps,
@@ -194,7 +185,7 @@ class DrainKeeper:
         if self._windows is None or self._capture is None:
             return
         started = time.perf_counter()
-        self._hear(self._host.poll() if self._host else None)
+        self.attendant.poll()
         if self._may_begin():
             self._since = 0
             self._windows.begin()
@@ -212,7 +203,7 @@ class DrainKeeper:
     def _may_begin(self) -> bool:
         assert self._windows is not None and self.plan is not None
         due = self._since >= self.plan.every and not self.paused
-        return due and self._windows.may_begin(self._report.done)
+        return due and self._windows.may_begin(self.attendant.report.done)
 
     def _plan_if_timed(self) -> None:
         if self.plan is None and len(self._intervals) >= WARM_UP:
@@ -258,7 +249,8 @@ class DrainKeeper:
         return plan
 
     def _configure_host(self, plan: Plan) -> None:
-        assert self._host is not None
+        host = self.attendant.host
+        assert host is not None
         options, capture = self._options, self._capture
         setup = Setup(
             parameters=capture.parameters if capture else (),
@@ -275,43 +267,14 @@ class DrainKeeper:
         )
         setup = setup.with_room(span(types_of(split(self._checkpoint(), capture.known if capture else {})[1])))
         try:
-            self._host.configure(setup)
+            host.configure(setup)
         except OSError as error:
             return self._lose_host(f"no memory to share with it: {error}")
-        self._windows = Windows(self._host, setup, capture, self._checkpoint, options.max_stall, self._traffic)
-
-    def _start_host(self) -> None:
-        try:
-            self._host = Host()
-        except OSError as error:
-            self._lose_host(f"it cannot start: {error}")
-
-    def _replace_host(self) -> None:
-        if time.monotonic() >= self._restart_at:
-            self._start_host()
-            if self._host is not None and self.plan is not None:
-                self._configure_host(self.plan)
+        self._windows = Windows(host, setup, capture, self._checkpoint, options.max_stall, self._traffic)
 
     def _lose_host(self, reason: str) -> None:
-        if self._host is not None:
-            self._host.kill()
-        self._host = self._windows = None
-        self._earlier, self._report = _sum(self._earlier, self._report), Report()
-        self._restarts += 1
-        log.error("the drain's host process is lost (%s): another one starts in %.0f s", reason, self._pause)
-        self._restart_at = time.monotonic() + self._pause
-        self._pause = min(2 * self._pause, _PAUSES[1])
-
-    def _hear(self, report: Report | None) -> None:
-        if report is None:
-            return
-        if report.refused > self._report.refused:
-            log.error("a snapshot was refused, older ones are as they were: %s", report.problem)
-        if report.saved_step != self._report.saved_step:
-            self._pause = _PAUSES[0]
-            level = logging.INFO if report.bound else logging.DEBUG
-            log.log(level, "step %s is durable, %s", report.saved_step, exactness(report.bound))
-        self._report = report
+        self.attendant.lose(reason)
+        self._windows = None
 
     def _checkpoint(self) -> dict[str, Any]:
         checkpoint: dict[str, Any] = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
@@ -325,10 +288,3 @@ class DrainKeeper:
                 f"`checkpoint.drain.target={target}` takes steps back, which only float32 parameters allow: "
                 "set it to newest"
             )
-
-
-def _sum(earlier: Report, later: Report) -> Report:
-    """Counts of two host processes, and the newest of what is no count."""
-    counts = {f.name: getattr(earlier, f.name) + getattr(later, f.name) for f in fields(Report) if f.type == "int"}
-    saved = later if later.saved_step is not None else earlier
-    return replace(later, **counts, saved_step=saved.saved_step, verified_step=saved.verified_step, bound=saved.bound)
