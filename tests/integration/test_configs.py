@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
 import zo_lightning
-from zo_lightning.cli.session import build_trainer
+from zo_lightning.cli.trainer import build_trainer
 from zo_lightning.config import instantiate, register
 
 CONF = Path(zo_lightning.__file__).parent / "conf"

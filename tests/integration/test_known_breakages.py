@@ -31,7 +31,8 @@ from zo_lightning.callbacks.interrupt_checkpoint import InterruptCheckpoint
 from zo_lightning.checkpoint.journal import read_journal
 from zo_lightning.cli import train as zo_train
 from zo_lightning.cli.report import read_metrics
-from zo_lightning.cli.session import build, build_trainer
+from zo_lightning.cli.session import build
+from zo_lightning.cli.trainer import build_trainer
 from zo_lightning.config import instantiate
 from zo_lightning.core.types import BankSpec, Batch
 from zo_lightning.directions import LowRank

@@ -30,7 +30,7 @@ from lightning.pytorch.callbacks import (
 from tests.command import Compose, bank, message
 from zo_lightning.callbacks.bank_summary import BankSummary
 from zo_lightning.cli import train as zo_train
-from zo_lightning.cli.session import build_trainer
+from zo_lightning.cli.trainer import build_trainer
 from zo_lightning.errors import ConfigError
 
 

@@ -119,7 +119,8 @@ def build(config: DictConfig, loggers: list[Logger], *callbacks: Callback) -> Se
     import torch
 
     from zo_lightning.callbacks.throughput import Throughput
-    from zo_lightning.cli.session import Session, load_data, new_trainer
+    from zo_lightning.cli.session import Session, load_data
+    from zo_lightning.cli.trainer import new_trainer
     from zo_lightning.models import load_model
     from zo_lightning.modules import GradientModule
     from zo_lightning.strategies.checkpoint_io import RunCheckpointIO
