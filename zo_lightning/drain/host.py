@@ -6,12 +6,14 @@ dies; then it finishes what it has and ends.
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -110,9 +112,17 @@ class Host:
             self._connection.send(reply)
 
 
+def _step_back() -> None:
+    """Run at the lowest priority: where cores are few, training's threads would wait for one that is taken here."""
+    os.nice(19)
+    with suppress(OSError):  # Linux weighs whole sessions against each other, and this process has one of its own
+        Path("/proc/self/autogroup").write_text("19")
+
+
 def main(descriptor: int) -> None:
     """Take the connection over, hear what is to be done, and serve."""
     torch.set_num_threads(1)
+    _step_back()
     connection = Connection(descriptor)
     try:
         setup = connection.recv()
