@@ -31,6 +31,7 @@ from zo_lightning.drain.tree import digest, tensors_of
 LOCK = ".drain.lock"
 _NEWS_SECONDS = 0.1  # between looks at what the saver has done
 _LAST_SECONDS = 30.0  # for the last save
+_NICE = 10  # a tenth of a busy core, twice what it needs; at 19 it falls behind where training takes all cores
 
 
 class Host:
@@ -113,10 +114,10 @@ class Host:
 
 
 def _step_back() -> None:
-    """Run at the lowest priority: where cores are few, training's threads would wait for one that is taken here."""
-    os.nice(19)
+    """Run at a low priority: where cores are few, training's threads would wait for one that is taken here."""
+    os.nice(_NICE)
     with suppress(OSError):  # Linux weighs whole sessions against each other, and this process has one of its own
-        Path("/proc/self/autogroup").write_text("19")
+        Path("/proc/self/autogroup").write_text(str(_NICE))
 
 
 def main(descriptor: int) -> None:
