@@ -12,6 +12,7 @@ import torch
 from tests.backends import one_thread
 from tests.command import composer, message, start, wait_for
 from zo_lightning.checkpoint.store import StoreError
+from zo_lightning.cli import drain_tax
 from zo_lightning.cli.first_order import newest
 from zo_lightning.cli.supervise import supervise
 from zo_lightning.cli.train import run
@@ -116,6 +117,15 @@ def test_failures_of_what_is_not_there_are_refused(words, says, tmp_path, capsys
 def test_there_is_no_spare_without_an_engine(tmp_path):
     with pytest.raises(ConfigError, match=r"`supervise.spare` keeps an engine warm.*training=adamw"):
         supervise(composer(tmp_path, DRILL)("supervise.spare=true"), [])
+
+
+def test_the_tax_is_measured_on_blocks_with_and_without_the_drain(tmp_path):
+    config = composer(tmp_path, DRILL)("checkpoint.drain.num_shards=2", "+pairs=2")
+    with one_thread():
+        found = drain_tax.measured(config, str(tmp_path))
+    low, high = found["step_with_over_without_interval"]
+    assert 0 < low <= found["step_with_over_without"] <= high and found["snapshots"] > 0
+    assert found["callback_over_step"] > 0 and found["gradient_bytes_per_drained_step"] > 0
 
 
 def flat(state):

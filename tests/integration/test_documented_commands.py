@@ -61,6 +61,7 @@ ELSEWHERE = {
     ),
     "pip install ./examples/plugin": ("test_plugins.py", "EXAMPLE_PLUGIN.iterdir()"),
     "zo-train model=tiny-llama backend=dense trainer=ddp_sim": ("test_ddp.py", 'TWO = "trainer=ddp_sim"'),
+    "python -m zo_lightning.cli.drain_tax experiment=adamw_drill": ("test_adamw_drill.py", "drain_tax.measured(config"),
     "python train.py supervise=true": ("test_supervise.py", '"supervise=true", f"hydra'),
     "python train.py supervise=true supervise.spare=true": ("test_supervise.py", '"supervise.spare=true", f"hydra'),
     "python train.py supervise.spare=true failure=kill failure.kill.step=140 trainer.max_steps=150": (
