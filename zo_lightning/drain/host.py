@@ -6,14 +6,12 @@ dies; then it finishes what it has and ends.
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +29,6 @@ from zo_lightning.drain.tree import digest, tensors_of
 LOCK = ".drain.lock"
 _NEWS_SECONDS = 0.1  # between looks at what the saver has done
 _LAST_SECONDS = 30.0  # for the last save
-_NICE = 10  # a tenth of a busy core, twice what it needs; at 19 it falls behind where training takes all cores
 
 
 class Host:
@@ -113,17 +110,9 @@ class Host:
             self._connection.send(reply)
 
 
-def _step_back() -> None:
-    """Run at a low priority: where cores are few, training's threads would wait for one that is taken here."""
-    os.nice(_NICE)
-    with suppress(OSError):  # Linux weighs whole sessions against each other, and this process has one of its own
-        Path("/proc/self/autogroup").write_text(str(_NICE))
-
-
 def main(descriptor: int) -> None:
     """Take the connection over, hear what is to be done, and serve."""
     torch.set_num_threads(1)
-    _step_back()
     connection = Connection(descriptor)
     try:
         setup = connection.recv()
