@@ -90,7 +90,7 @@ def test_every_step_is_rebuilt_bit_for_bit(live, replayed):
 def test_a_whole_run_is_verified(live, replayed):
     facts = replayed("verify", folder := live[0])
     assert facts["good"] and facts["steps"] == STEPS and not facts["problems"]
-    assert facts["checked"] == 1 + len(list((folder / "checkpoints/store/manifests").glob("*"))) + 1
+    assert facts["checked"] == 2 + len(list((folder / "checkpoints/store/manifests").glob("*"))) + 1
 
 
 def test_damage_is_named_and_left_out(live, replayed, tmp_path, capsys):
@@ -104,6 +104,13 @@ def test_damage_is_named_and_left_out(live, replayed, tmp_path, capsys):
         call(zo_replay, "verify", folder)
     facts = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert stop.value.code == 2 and facts["wrong"] == [str(damaged)]
+    stray = folder / "checkpoints" / "store" / "blocks" / ("0" * 64)
+    stray.write_bytes(b"not what its name says")
+    with pytest.raises(SystemExit):
+        call(zo_replay, "verify", folder)
+    facts = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert facts["wrong"] == [str(folder / "checkpoints" / "store"), str(damaged)]
+    stray.unlink()
     assert replayed("at", folder)["digest"] == digests[STEPS]
     (journal,) = (folder / "checkpoints" / "journal" / "rank0").glob("*.wal")
     data = bytearray(journal.read_bytes())

@@ -192,13 +192,13 @@ def test_nothing_left_is_an_error_that_names_everything(tmp_path):
     )
 
 
-def test_the_newest_verified_and_the_pinned_are_kept(tmp_path):
-    store = Store([tmp_path], keep=2, pinned=[2])
+def test_the_newest_verified_and_the_one_just_saved_are_kept(tmp_path):
+    store = Store([tmp_path], keep=2)
     save(store, *range(1, 6))
-    assert store.steps() == [2, 4, 5]
-    assert {row.steps for row in store.verify() if row.file.startswith("blocks")} == {(2, 4, 5), (2,), (4,), (5,)}
-    save(store, 3)  # an older step, of a run that went back: just saved, so kept
-    assert store.steps() == [2, 3, 4, 5]
+    assert store.steps() == [4, 5]
+    assert {row.steps for row in store.verify() if row.file.startswith("blocks")} == {(4, 5), (4,), (5,)}
+    save(store, 3)  # an older step, of a run that went back
+    assert store.steps() == [3, 4, 5]
 
 
 def test_the_only_good_one_stays(tmp_path, monkeypatch):

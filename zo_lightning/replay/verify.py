@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from zo_lightning.backends.digest import digest_factors
 from zo_lightning.checkpoint.journal import read_journal
-from zo_lightning.checkpoint.places import JOURNAL, rank_folders
+from zo_lightning.checkpoint.places import JOURNAL, STORE, rank_folders
+from zo_lightning.checkpoint.store import Store
 from zo_lightning.errors import ZOError
 from zo_lightning.modules.checkpoint import KEY
 from zo_lightning.replay.rebuild import Replay
@@ -32,6 +33,7 @@ def verify(run: Run, replay: Replay) -> Iterator[Line]:
         replay: of it, not begun.
     """
     yield from _journals(run)
+    yield from _store(run)
     for path, wrong in run.unreadable.items():
         yield Line(what=str(path), steps=0, found=wrong, good=False)
     for saved in run.saved:
@@ -57,6 +59,17 @@ def _journals(run: Run) -> Iterator[Line]:
             *alone.problems,
         ]
         yield Line(what=folder.name, steps=len(alone.entries), found="; ".join(found), good=same)
+
+
+def _store(run: Run) -> Iterator[Line]:
+    """Each manifest and block that is bad, though the newest snapshot may do without it."""
+    if not (run.folder / STORE).is_dir():
+        return
+    store = Store([run.folder / STORE])
+    files = store.verify()
+    problems = [file.problem for file in files if file.problem is not None]
+    found = "; ".join(problems) or f"{len(files)} files, all as they were written"
+    yield Line(what=str(run.folder / STORE), steps=max(store.steps(), default=0), found=found, good=not problems)
 
 
 def _snapshot(saved: Saved, replay: Replay) -> Line:

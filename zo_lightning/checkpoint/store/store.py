@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ class Store:
     Args:
         tiers: folders or fsspec URLs, the fastest first. Each gets every checkpoint.
         keep: how many verified checkpoints stay in each.
-        pinned: steps that stay beyond that.
         files: operations of the folders.
     """
 
@@ -34,11 +33,10 @@ class Store:
         tiers: Sequence[str | Path],
         keep: int = 2,
         *,
-        pinned: Collection[int] = (),
         files: Files | None = None,
     ) -> None:
         self._shelves = [Shelf(open_tier(tier, files)) for tier in tiers]
-        self._keep, self._pinned = keep, frozenset(pinned)
+        self._keep = keep
 
     def save(self, step: int, tree: Any, digest: str) -> Receipt:
         """Write a checkpoint to every tier, then let go of those that are too old.
@@ -177,7 +175,7 @@ class Store:
         complaints = []
         for shelf in shelves:
             try:
-                shelf.retain(self._keep, self._pinned | {step})
+                shelf.retain(self._keep, {step})
             except (OSError, StoreError) as error:
                 complaints.append(f"old checkpoints in {shelf.tier.name} stay: {error}")
         return complaints
