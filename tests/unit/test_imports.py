@@ -18,7 +18,7 @@ PACKAGE = Path(zo_lightning.__file__).parent
 # A part imports from itself and from earlier lines only; parts of one line do not know each other.
 ORDER = (
     ("errors", "deadline", "imports", "kernels"),
-    ("core", "config", "supervisor"),
+    ("core", "config", "goodput", "supervisor"),
     ("directions", "queries", "estimators", "updates", "models", "tasks", "data"),
     ("backends",),
     ("checkpoint",),
