@@ -149,9 +149,9 @@ def test_the_log_has_the_gradients_that_the_optimizer_saw(tmp_path, monkeypatch,
     assert len(taken) > 20
     clipped = 0
     for index, setup, note, tensors in taken:
-        grads = tensors[3 * len(setup.captured(note.step)) :]
+        grads = tensors[3 * len(setup.captured[note.step]) :]
         clipped += note.clip < 1.0
-        for (_, piece), grad in zip(setup.logged(note.step), grads, strict=True):
+        for (_, piece), grad in zip(setup.logged[note.step], grads, strict=True):
             whole, hyper = seen.grads[index][piece.param], note.hypers[piece.param]
             assert hyper.skipped == (whole is None) and hyper.lr == seen.rates[index][piece.param]
             assert whole is None or torch.equal(grad, whole.reshape(-1)[piece.start : piece.stop])

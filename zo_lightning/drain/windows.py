@@ -91,7 +91,7 @@ class Windows:
         note, tensors_N = capture.take(self._setup, step)
         if not self._host.send(slot, note, tensors_N):
             return self._abandon("residuals of these steps take more room than was reserved")
-        num_states = 3 * len(self._setup.captured(step))
+        num_states = 3 * len(self._setup.captured[step])
         self._traffic.state_bytes += size_of(tensors_N[:num_states])
         self._traffic.gradient_bytes += size_of(tensors_N[num_states:])
         self._tree_due = self._tree_due or step == self._setup.window.version
