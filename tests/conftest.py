@@ -62,6 +62,12 @@ def small_examples() -> tuple[Example, ...]:
     return tuple(Example(prompt=(i, i + 1, 3), options=((100,), (200, 201)), label=i % 2) for i in range(50))
 
 
+@pytest.fixture
+def two_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the tensors in ``stores.small_tree``, the one that changes has a block of its own, the other a pack."""
+    monkeypatch.setattr("zo_lightning.checkpoint.store.packs.ROW_BYTES", 1500)
+
+
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project as a wheel, built where a machine's own settings lie about, which it must not ship."""

@@ -19,7 +19,7 @@ from zo_lightning.checkpoint.files import LocalFiles
 
 
 def small_tree(step: int) -> dict:
-    """A checkpoint as Lightning has it, with two blocks of its own and two kinds of tensors beside them."""
+    """A checkpoint as Lightning has it, with two tensors in a block and two that stand in the manifest."""
     return {
         "epoch": 0,
         "global_step": step,

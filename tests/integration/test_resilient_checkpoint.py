@@ -286,7 +286,9 @@ class Lies(Callback):
 def test_a_snapshot_that_does_not_follow_from_the_journal_is_not_verified(run, caplog):
     checkpoint = keeper(run, every_n_steps=10)
     fit(run, run.open_module(), checkpoint, Lies())
-    assert checkpoint.status()["last_saved_step"] == 40 and checkpoint.status()["last_verified_step"] == 30
+    status = checkpoint.status()
+    assert status["last_saved_step"] == 40 and status["failed_drills"] == 1
+    assert status["last_verified_step"] < 40  # which of the others had a drill depends on the time it took
     assert "restore drill" in caplog.text
 
 

@@ -133,6 +133,62 @@ def test_the_drill_tells_another_digest_and_a_bad_file(tmp_path, caplog):
     assert drill.last_verified_step == 1 and drill.failures == 4 - 1
 
 
+class Drills(RestoreDrill):
+    """Restore drills by a clock of their own, and the steps they have read; ``wait`` returns after the next."""
+
+    def __init__(self, store, seconds):
+        super().__init__(store, self._read, clock=lambda: self.now)
+        self.now, self.steps, self._seconds, self._done = 0.0, [], seconds, threading.Semaphore(0)
+
+    def _read(self, loaded):
+        self.now += self._seconds
+        self.steps.append(loaded.step)
+        return digest(loaded.tree)
+
+    def run(self):
+        super().run()
+        self._done.release()
+
+    def wait(self):
+        assert self._done.acquire(timeout=60)
+
+
+def save(saver, step):
+    saver.submit(step, small_tree(step), digest(small_tree(step)))
+    assert saver.drain(60)
+
+
+def test_drills_take_a_tenth_of_the_time_and_the_newest_save_has_one(tmp_path):
+    store = Store([tmp_path])
+    drill = Drills(store, seconds=100)
+    saver = BackgroundSaver(store, drill=drill)
+    save(saver, 1)
+    drill.wait()  # at once
+    drill.now += 899
+    for step in (2, 3):
+        save(saver, step)
+    assert drill.steps == [1] and saver.status().last_verified_step == 1
+    drill.now += 1
+    save(saver, 4)
+    drill.wait()
+    save(saver, 5)
+    assert saver.close(60) and saver.status().last_verified_step == 5
+    assert drill.steps in ([1, 4, 5], [1, 3, 5])  # the saver may look at the clock before step 4 comes
+    assert saver.close(60) and len(drill.steps) == 3
+
+
+def test_a_save_that_nothing_follows_has_its_drill_when_there_is_time(tmp_path):
+    store = Store([tmp_path])
+    drill = Drills(store, seconds=0.01)
+    saver = BackgroundSaver(store, drill=drill)
+    save(saver, 1)
+    drill.wait()
+    save(saver, 2)
+    drill.now += 1
+    drill.wait()
+    assert drill.steps == [1, 2] and saver.close(60) and drill.steps == [1, 2]
+
+
 def test_a_drill_that_raises_stops_nothing(tmp_path, caplog):
     store = Store([tmp_path])
     saver = BackgroundSaver(store, drill=RestoreDrill(store, lambda loaded: loaded.tree["absent"]))

@@ -109,6 +109,7 @@ def test_above_the_cap_a_sample_is_drawn(tmp_path, files):
     assert crash_images(files.trace(), cap=50) == some != crash_images(files.trace(), cap=50, seed=1)
 
 
+@pytest.mark.usefixtures("two_blocks")
 def test_every_state_of_a_save_loads_what_was_promised(tmp_path):
     """First save, second, and retention of one: no step is lost that ``save`` has returned, no other tree comes."""
     root = tmp_path / "root"
@@ -177,6 +178,7 @@ def test_a_journal_without_syncs_recovers_right_steps_or_refuses(tmp_path):
     assert 0 in found and len(found) > 3
 
 
+@pytest.mark.usefixtures("two_blocks")
 def test_a_state_after_a_crash_takes_the_next_save(tmp_path):
     root = tmp_path / "root"
     root.mkdir()

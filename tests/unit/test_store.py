@@ -19,8 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.stores import FailingFiles, full_disk, same, small_tree
-from zo_lightning.checkpoint.store import Store, StoreError, UnsupportedTypeError
+from zo_lightning.checkpoint.files import LocalFiles
+from zo_lightning.checkpoint.store import ManifestError, Store, StoreError, UnsupportedTypeError
 from zo_lightning.checkpoint.store.manifest import Manifest, _sealed, manifest_name
+from zo_lightning.checkpoint.store.packs import BLOCK_BYTES, ROW_BYTES
 from zo_lightning.checkpoint.store.tensors import DTYPES
 from zo_lightning.checkpoint.store.tree import decode, encode
 from zo_lightning.core.bank import LowRankBank
@@ -99,18 +101,79 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path):
 
 def test_what_did_not_change_is_written_once(tmp_path):
     store = Store([tmp_path])
-    tree = small_tree(0)
+    tree = small_tree(0) | {"large": torch.zeros(ROW_BYTES, dtype=torch.uint8)}
+    small = 400 * 4 + 300 * 4
     first = store.save(0, tree, "digest")
     again = store.save(1, tree, "digest")
-    assert (
-        again.bytes_reused == 400 * 4 + 300 * 4 and again.bytes_written < first.bytes_written - again.bytes_reused + 9
-    )
-    tree["state_dict"]["w"][0] = -1
-    assert Store([tmp_path]).save(2, tree, "digest").bytes_reused == 300 * 4  # another process knows them too
+    assert again.bytes_reused == small + ROW_BYTES
+    assert again.bytes_written < first.bytes_written - again.bytes_reused + 9
+    tree["state_dict"]["w"][0] = -1  # its neighbours in the pack are written with it
+    assert Store([tmp_path]).save(2, tree, "digest").bytes_reused == ROW_BYTES  # another process knows it too
+
+
+def many(number=66):
+    """Tensors as a small model and its optimizer have them: most are small, and a large one lies between them."""
+    draw = random.Random(number)
+    sizes = [draw.choice([257, 4096, 60_000]) for _ in range(number)]
+    sizes[number // 2] = ROW_BYTES // 4
+    return {name: torch.randn(size) for name, size in enumerate(sizes)}
+
+
+def test_small_tensors_share_files(tmp_path):
+    tree, read = many(), Counter()
+    assert sum(tensor.nbytes for tensor in tree.values()) < 2 * BLOCK_BYTES
+    Store([tmp_path]).save(1, tree, "digest")
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"]
+    assert len(files) <= 2 + 1 + 1  # packs, the large tensor, the manifest
+
+    class Counting(LocalFiles):
+        def read(self, path):
+            read[path] += 1
+            return super().read(path)
+
+    assert same(Store([tmp_path], files=Counting()).load().tree, tree)
+    assert read == Counter(files)  # each once, though a large tensor stands between two of one pack
+
+
+def test_packs_are_closed_when_they_are_full(monkeypatch):
+    monkeypatch.setattr("zo_lightning.checkpoint.store.packs.BLOCK_BYTES", 5000)
+    tree = [torch.randint(256, (size,), dtype=torch.uint8) for size in (2000, 3000, 1, 1025, 3975, 1026, 4999)]
+    assert [len(block) for block in encode(tree)[1].values()] == [5000, 5000, 1026, 4999] and same(through(tree), tree)
+
+
+def test_neighbours_of_every_type_come_out_of_one_pack_with_memory_of_their_own():
+    tree = {}
+    for number, (name, dtype) in enumerate(DTYPES.items()):
+        size = torch.empty(0, dtype=dtype).element_size()
+        length = (1031 + number) * size  # an odd number of elements: the next begins anywhere
+        noise = torch.randint(0, 2 if name == "bool" else 256, (length,), dtype=torch.uint8)
+        tree[name] = noise.view(dtype)
+    tree["across"] = torch.randn(40, 17).T
+    node, blocks = encode(tree)
+    assert len(blocks) == 1
+    loaded = decode(node, lambda name: bytes(blocks[name]))
+    assert same(loaded, tree) and loaded["across"].stride() == (1, 17)
+    assert all(tensor.data_ptr() % tensor.element_size() == 0 for tensor in loaded.values())
+    assert len({tensor.untyped_storage().data_ptr() for tensor in loaded.values()}) == len(tree)
+    loaded["float32"].zero_()
+    assert same(loaded["float64"], tree["float64"])
+
+
+def test_a_flipped_bit_in_a_pack_is_named_and_repaired(tmp_path):
+    store, tree = Store([tmp_path / "fast", tmp_path / "slow"]), many(20)
+    store.save(1, tree, "digest")
+    file = block_of(tmp_path / "fast", 1)
+    flip(file, bit=8 * 5000)
+    (bad,) = [row for row in store.verify() if row.problem]
+    assert bad.steps == (1,) and str(file) in bad.problem
+    loaded = store.load()
+    assert same(loaded.tree, tree) and str(file) in loaded.complaints[0]
+    assert "was repaired from" in loaded.complaints[1] and len(loaded.complaints) == 2
+    assert not any(row.problem for row in store.verify())
 
 
 def test_slots_of_a_bank_that_did_not_change_are_written_once(tmp_path, monkeypatch, small_layout):
-    monkeypatch.setattr("zo_lightning.checkpoint.store.tensors.ROW_BYTES", 4)
+    monkeypatch.setattr("zo_lightning.checkpoint.store.packs.ROW_BYTES", 4)
     monkeypatch.setattr("zo_lightning.checkpoint.store.tree.INLINE_BYTES", 0)
     bank = LowRankBank(BankSpec(rank=2, capacity=8), small_layout, LowRank(rank=2, refresh_every=1), Sgd(lr=0.1))
     store = Store([tmp_path])
@@ -171,6 +234,7 @@ def test_without_another_copy_an_older_checkpoint_is_taken_and_named(tmp_path, k
     assert same(store.load(2).tree, small_tree(2)) and all(row.problem is None for row in store.verify())
 
 
+@pytest.mark.usefixtures("two_blocks")
 def test_a_block_that_rotted_is_not_reused(tmp_path):
     save(Store([tmp_path]), 1)
     flip(block_of(tmp_path, 1, nth=1))
@@ -192,6 +256,7 @@ def test_nothing_left_is_an_error_that_names_everything(tmp_path):
     )
 
 
+@pytest.mark.usefixtures("two_blocks")
 def test_the_newest_verified_and_the_one_just_saved_are_kept(tmp_path):
     store = Store([tmp_path], keep=2)
     save(store, *range(1, 6))
@@ -216,6 +281,7 @@ def test_the_only_good_one_stays(tmp_path, monkeypatch):
     assert store.steps() == [4] and store.load().complaints == ()
 
 
+@pytest.mark.usefixtures("two_blocks")
 def test_blocks_stay_while_a_manifest_cannot_be_read(tmp_path):
     store = Store([tmp_path], keep=1)
     save(store, 5)
@@ -228,6 +294,7 @@ def test_blocks_stay_while_a_manifest_cannot_be_read(tmp_path):
     assert len(store.verify()) == 3 and all(row.steps == (6,) for row in store.verify())
 
 
+@pytest.mark.usefixtures("two_blocks")
 def test_remains_of_killed_writers_and_blocks_of_nobody_are_collected(tmp_path):
     store = Store([tmp_path])
     save(store, 1)
@@ -324,6 +391,7 @@ def test_fuzzed_manifests_end_in_the_one_error(tmp_path):
         {"tensor": {"dtype": "float32", "shape": [1], "order": [7], "bytes": "AAAAAA=="}},
         {"tensor": {"dtype": "__dict__", "shape": [1], "order": [0], "bytes": "AAAAAA=="}},
         {"tensor": {"dtype": "float32", "shape": [1], "order": [0], "blocks": ["../../etc/passwd"]}},
+        {"tensor": {"dtype": "float32", "shape": [1], "order": [0], "blocks": [], "start": 0}},
         {"dict": [[[], 1]]},
         {"dict": 3},
         {"object": "os.system"},
@@ -339,9 +407,34 @@ def test_hostile_manifests_end_in_the_one_error(tmp_path, tree):
         Store([tmp_path]).load()
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"start": -4},
+        {"start": 4},
+        {"start": 10**30},
+        {"start": "0"},
+        {"start": 0.0},
+        {"start": None},
+        {"shape": [301]},
+        {"shape": [-300]},
+        {"shape": [2**32, 2**33]},
+        {"shape": [10**18, 10**18]},
+        {"shape": ["300"]},
+        {"shape": 300},
+        {"dtype": "float64"},
+    ],
+)
+def test_a_place_that_is_not_in_the_pack_ends_in_the_one_error(wrong):
+    node, blocks = encode(torch.arange(300.0))
+    node["tensor"] |= wrong
+    with pytest.raises(ManifestError):
+        decode(node, lambda name: bytes(blocks[name]))
+
+
 def test_deep_nests_end_in_the_one_error(tmp_path):
     (tmp_path / "manifests").mkdir()
-    body = b'{"step":1,"digest":"d","code":"c","format":1,"blocks":{},"tree":' + b"[" * 5000 + b"]" * 5000 + b"}"
+    body = b'{"step":1,"digest":"d","code":"c","format":2,"blocks":{},"tree":' + b"[" * 5000 + b"]" * 5000 + b"}"
     (tmp_path / "manifests" / manifest_name(1)).write_bytes(_sealed(body))
     with pytest.raises(StoreError, match="no checkpoint"):
         Store([tmp_path]).load()
@@ -362,6 +455,7 @@ def restorable(folders):
     return max(found)
 
 
+@pytest.mark.usefixtures("two_blocks")
 @pytest.mark.parametrize("seed", range(2))
 def test_any_order_of_saves_and_damage_loads_the_newest_that_is_left(tmp_path, seed):
     draw, folders, left = random.Random(seed), (tmp_path / "a", tmp_path / "b"), [math.inf]

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from tenacity import (
 )
 
 from zo_lightning.checkpoint.restore_drill import RestoreDrill
+from zo_lightning.checkpoint.status import Status
 from zo_lightning.checkpoint.store import Receipt, Store, UnsupportedTypeError
 
 log = logging.getLogger(__name__)
@@ -47,31 +49,6 @@ def detached_copy(tree: Any) -> Any:
     return set(tree) if type(tree) is set else tree
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """What became of the saves so far.
-
-    Attributes:
-        saves: that are in at least one tier.
-        incomplete: of these, with a tier that did not take it or another complaint.
-        failures: given up after all attempts.
-        dropped: not begun, since a newer one came before the disk was ready.
-        failed_drills: restores that failed or gave another digest.
-        last_saved_step: none yet, or the newest.
-        last_verified_step: the newest whose restore gave the live digest.
-        seconds: spent in saves that succeeded.
-    """
-
-    saves: int
-    incomplete: int
-    failures: int
-    dropped: int
-    failed_drills: int
-    last_saved_step: int | None
-    last_verified_step: int | None
-    seconds: float
-
-
 @dataclass(frozen=True, slots=True)
 class _Job:
     step: int
@@ -84,9 +61,13 @@ class BackgroundSaver:
 
     Nothing is raised into training: a save that fails is tried again with growing pauses, then counted and logged.
 
+    A restore costs about as much as a save, on cores that training may need. So the newest save is restored when
+    nothing waits behind it and nine times the length of the last drill has passed since its end: drills take a tenth
+    of the time at most. The first save has its drill at once, and the last one its own before the saver ends.
+
     Args:
         store: where to.
-        drill: restores each save that nothing else is waiting behind.
+        drill: restores the newest save.
         max_queued: saves that may wait beside the one that is being written; so many copies are in memory.
         patience: seconds that ``submit`` waits for room at most. Then the oldest that waits is dropped for the new one.
         attempts: at one save.
@@ -116,6 +97,7 @@ class BackgroundSaver:
         self._changed = threading.Condition()
         self._queue: deque[_Job] = deque()
         self._busy = self._closing = False
+        self._undrilled = False  # the newest save
         self._saves = self._incomplete = self._failures = self._dropped = 0
         self._seconds = 0.0
         self._last_saved: int | None = None
@@ -195,19 +177,23 @@ class BackgroundSaver:
             except Exception as error:  # whatever it is, training goes on
                 self._failed(job.step, error)
             del job  # its tensors
-            try:
-                self._use_idle_time()
-            except Exception as error:
-                log.error("what was saved could not be looked after: %s", error)
+            if not self._queue:
+                self._look_after(self._catch_up)
+        self._look_after(self._restore)
 
     def _next(self) -> _Job | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closing)
-            if not self._queue:
+        """What to save next, and restore drills meanwhile; none at the end."""
+        while True:
+            with self._changed:
+                patience = self._drill.due_in() if self._drill and self._undrilled else None
+                called = self._changed.wait_for(lambda: self._queue or self._closing, timeout=patience)
+                if self._queue:
+                    self._busy = True
+                    self._changed.notify_all()
+                    return self._queue.popleft()
+            if called:
                 return None
-            self._busy = True
-            self._changed.notify_all()
-            return self._queue.popleft()
+            self._look_after(self._restore)
 
     def _succeeded(self, receipt: Receipt) -> None:
         for complaint in receipt.complaints:
@@ -217,7 +203,7 @@ class BackgroundSaver:
             self._incomplete += bool(receipt.complaints)
             self._seconds += receipt.seconds
             self._last_saved = receipt.step
-            self._busy = False
+            self._busy, self._undrilled = False, True
             self._changed.notify_all()
 
     def _failed(self, step: int, error: Exception) -> None:
@@ -227,10 +213,17 @@ class BackgroundSaver:
             self._busy = False
             self._changed.notify_all()
 
-    def _use_idle_time(self) -> None:
-        if self._queue:
-            return
+    def _look_after(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            log.error("what was saved could not be looked after: %s", error)
+
+    def _catch_up(self) -> None:
         for complaint in self._store.catch_up():
             log.warning("%s", complaint)
-        if self._drill and not self._queue:
+
+    def _restore(self) -> None:
+        if self._drill and self._undrilled:
+            self._undrilled = False
             self._drill.run()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable
 
 from zo_lightning.checkpoint.store import Loaded, Store, StoreError
+
+SHARE = 0.1  # of the time, for drills
 
 log = logging.getLogger(__name__)
 
@@ -17,14 +21,18 @@ class RestoreDrill:
         store: of the run.
         digest_of: the digest of a loaded checkpoint, by the same function that made the live one. It may bring an older
             snapshot up to its step first.
+        clock: seconds, never going back.
 
     Attributes:
         last_verified_step: the newest step whose restore gave the live digest; none yet.
         failures: restores that failed or gave another digest.
     """
 
-    def __init__(self, store: Store, digest_of: Callable[[Loaded], str]) -> None:
-        self._store, self._digest_of = store, digest_of
+    def __init__(
+        self, store: Store, digest_of: Callable[[Loaded], str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store, self._digest_of, self._clock = store, digest_of, clock
+        self._due = -math.inf
         self.last_verified_step: int | None = None
         self.failures = 0
 
@@ -34,11 +42,20 @@ class RestoreDrill:
         Returns:
             Whether the newest checkpoint is what it should be.
         """
-        problem = self._problem()
+        begun = self._clock()
+        try:
+            problem = self._problem()
+        finally:
+            ended = self._clock()
+            self._due = ended + (ended - begun) * (1 / SHARE - 1)
         if problem:
             self.failures += 1
             log.error("restore drill: %s", problem)
         return problem is None
+
+    def due_in(self) -> float:
+        """Seconds until the next may begin, so that drills take at most ``SHARE`` of the time; 0 for the first."""
+        return max(0.0, self._due - self._clock())
 
     def _problem(self) -> str | None:
         newest = max(self._store.steps(), default=None)

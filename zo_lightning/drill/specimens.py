@@ -32,7 +32,7 @@ def entry(step: int) -> Entry:
 
 
 def tree(step: int) -> dict[str, Any]:
-    """A checkpoint as Lightning has it; one tensor is a block of its own, the others stand in the manifest."""
+    """A checkpoint as Lightning has it; one tensor is in a block, the others stand in the manifest."""
     weights = OrderedDict(left=torch.arange(320.0) + step, version=torch.tensor(step))
     return {
         "global_step": step,

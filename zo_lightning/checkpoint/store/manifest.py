@@ -10,14 +10,14 @@ from typing import Any
 
 from zo_lightning.checkpoint.store.errors import ManifestError
 
-FORMAT = 1
+FORMAT = 2
 _NAME = re.compile(r"step-(\d{12,19})\.json")
 _BLOCK = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A checkpoint without the content of its large tensors.
+    """A checkpoint without the content of its tensors, but the smallest.
 
     Attributes:
         step: completed steps.

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection
 
 from zo_lightning.checkpoint.store.errors import ManifestError, StoreError
 from zo_lightning.checkpoint.store.manifest import Manifest, manifest_name, step_of
+from zo_lightning.checkpoint.store.packs import name_of
 from zo_lightning.checkpoint.store.tiers import BLOCKS, MANIFESTS, Tier
-from zo_lightning.checkpoint.store.tree import name_of
 
 Content = Callable[[str], bytes]
 
@@ -99,13 +99,21 @@ class Shelf:
             StoreError: if a manifest that stays cannot be read.
         """
         with self.tier.writing():
-            verified = 0
+            verified, unreadable = 0, None
+            needed: set[str] = set()
             for step in reversed(self.steps()):
-                if verified < keep:
-                    verified += self.is_verified(step)
-                elif step not in protected:
+                if verified >= keep and step not in protected:
                     self.tier.remove(MANIFESTS, manifest_name(step))
-            needed = {name for step in self.steps() for name in self.manifest(step).blocks}
+                    continue
+                try:
+                    blocks = self.manifest(step).blocks
+                except StoreError as error:
+                    unreadable = error
+                    continue
+                verified += self._hold(blocks)
+                needed |= blocks.keys()
+            if unreadable:
+                raise unreadable
             unneeded = set(self.tier.names(BLOCKS)) - needed
             if unneeded:
                 self.tier.settle(MANIFESTS)
@@ -116,9 +124,12 @@ class Shelf:
     def is_verified(self, step: int) -> bool:
         """Whether manifest and blocks are what was written. A block that was read back since is not read again."""
         try:
-            return all(self._holds(name, size) for name, size in self.manifest(step).blocks.items())
+            return self._hold(self.manifest(step).blocks)
         except StoreError:
             return False
+
+    def _hold(self, blocks: dict[str, int]) -> bool:
+        return all(self._holds(name, size) for name, size in blocks.items())
 
     def _holds(self, name: str, size: int) -> bool:
         if name not in self._sound:

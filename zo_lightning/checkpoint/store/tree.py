@@ -7,7 +7,6 @@ come back as its base, and an object that is not known could run code when it is
 from __future__ import annotations
 
 import base64
-import hashlib
 import math
 import struct
 from collections import Counter, OrderedDict
@@ -17,7 +16,8 @@ from typing import Any
 import torch
 
 from zo_lightning.checkpoint.store.errors import ManifestError, UnsupportedTypeError
-from zo_lightning.checkpoint.store.tensors import DTYPES, blocks_of, memory_order, tensor_of
+from zo_lightning.checkpoint.store.packs import Packer, Unpacker
+from zo_lightning.checkpoint.store.tensors import DTYPES, bytes_of, memory_order, tensor_of
 
 INLINE_BYTES = 1024  # a tensor up to this size stands in the JSON itself: a file and its sync would cost more
 MAX_DEPTH = 100
@@ -28,30 +28,22 @@ _SEQUENCE_OF = {tag: kind for kind, tag in _SEQUENCES.items()}
 _MAPPING_OF = {tag: kind for kind, tag in _MAPPINGS.items()}
 
 Json = Any
-Blocks = dict[str, memoryview]
-
-
-def name_of(block: bytes | memoryview) -> str:
-    """A block's name: the SHA-256 of its content.
-
-    Examples:
-        >>> name_of(b"")[:8]
-        'e3b0c442'
-    """
-    return hashlib.sha256(block).hexdigest()
+Blocks = dict[str, bytes | memoryview]
 
 
 def encode(tree: Any) -> tuple[Json, Blocks]:
-    """The JSON of a tree, and the blocks it names. The blocks are views of the tensors: keep these unchanged.
+    """The JSON of a tree, and the blocks it names. Blocks may be views of the tensors: keep these unchanged.
 
     Raises:
         UnsupportedTypeError: for anything that is no plain container, number, string or dense tensor.
     """
-    blocks: Blocks = {}
-    return _encode(tree, blocks, "tree", 0), blocks
+    packer = Packer()
+    node = _encode(tree, packer, "tree", 0)
+    packer.close()
+    return node, packer.blocks
 
 
-def _encode(value: Any, blocks: Blocks, path: str, depth: int) -> Json:
+def _encode(value: Any, packer: Packer, path: str, depth: int) -> Json:
     kind = type(value)
     if depth > MAX_DEPTH:
         raise UnsupportedTypeError(f"{path} is nested more than {MAX_DEPTH} deep, or contains itself")
@@ -60,43 +52,40 @@ def _encode(value: Any, blocks: Blocks, path: str, depth: int) -> Json:
     if kind is float:
         return value if math.isfinite(value) else {"float": struct.pack(">d", value).hex()}
     if kind is list:
-        return [_encode(item, blocks, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
+        return [_encode(item, packer, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
     if kind in _SEQUENCES:
         items = sorted(value, key=repr) if kind in (set, frozenset) else value
-        return {_SEQUENCES[kind]: [_encode(item, blocks, f"{path}[{i}]", depth + 1) for i, item in enumerate(items)]}
+        return {_SEQUENCES[kind]: [_encode(item, packer, f"{path}[{i}]", depth + 1) for i, item in enumerate(items)]}
     if kind in _MAPPINGS:
         return {
             _MAPPINGS[kind]: [
                 [
-                    _encode(key, blocks, f"a key of {path}", depth + 1),
-                    _encode(item, blocks, f"{path}[{key!r}]", depth + 1),
+                    _encode(key, packer, f"a key of {path}", depth + 1),
+                    _encode(item, packer, f"{path}[{key!r}]", depth + 1),
                 ]
                 for key, item in value.items()
             ]
         }
     if kind in (torch.Tensor, torch.nn.Parameter):
-        return {"tensor": _encode_tensor(value, blocks, path)}
+        return {"tensor": _encode_tensor(value, packer, path)}
     raise UnsupportedTypeError(
         f"{path} is a {kind.__module__}.{kind.__qualname__}: a checkpoint holds plain containers, numbers, strings and "
         "tensors alone, so that reading one runs no code. Keep its parts, or its name, instead"
     )
 
 
-def _encode_tensor(tensor: torch.Tensor, blocks: Blocks, path: str) -> Json:
+def _encode_tensor(tensor: torch.Tensor, packer: Packer, path: str) -> Json:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in DTYPES or tensor.layout != torch.strided or tensor.is_meta:
         raise UnsupportedTypeError(
             f"{path} is a {dtype} tensor ({tensor.layout}, {tensor.device}): only dense ones are kept"
         )
     order = memory_order(tensor)
+    data = bytes_of(tensor, order)
     node = {"dtype": dtype, "shape": list(tensor.shape), "order": order}
-    if tensor.numel() * tensor.element_size() <= INLINE_BYTES:
-        return node | {"bytes": base64.b64encode(b"".join(blocks_of(tensor, order))).decode()}
-    names = []
-    for block in blocks_of(tensor, order):
-        names.append(name_of(block))
-        blocks[names[-1]] = block
-    return node | {"blocks": names}
+    if len(data) <= INLINE_BYTES:
+        return node | {"bytes": base64.b64encode(data).decode()}
+    return node | packer.add(data, row=len(data) // (tensor.shape[order[0]] if order else 1))
 
 
 def decode(node: Json, fetch: Callable[[str], bytes]) -> Any:
@@ -110,33 +99,37 @@ def decode(node: Json, fetch: Callable[[str], bytes]) -> Any:
         ManifestError: if the JSON is not of that form.
     """
     try:
-        return _decode(node, fetch)
+        return _decode(node, Unpacker(fetch))
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError, struct.error) as error:
         raise ManifestError(f"it is not of the form that a checkpoint is written in ({error})") from error
 
 
-def _decode(node: Json, fetch: Callable[[str], bytes]) -> Any:
+def _decode(node: Json, unpacker: Unpacker) -> Any:
     if node is None or type(node) in (bool, int, float, str):
         return node
     if type(node) is list:
-        return [_decode(item, fetch) for item in node]
+        return [_decode(item, unpacker) for item in node]
     if type(node) is not dict or len(node) != 1:
         raise ValueError("an object has not one key")
     ((tag, content),) = node.items()
     if tag == "float":
         return struct.unpack(">d", bytes.fromhex(content))[0]
     if tag == "tensor":
-        return _decode_tensor(content, fetch)
+        return _decode_tensor(content, unpacker)
     if tag in _SEQUENCE_OF:
-        return _SEQUENCE_OF[tag](_decode(item, fetch) for item in content)
+        return _SEQUENCE_OF[tag](_decode(item, unpacker) for item in content)
     if tag not in _MAPPING_OF:
         raise ValueError(f"{tag!r} is not known")
     mapping = _MAPPING_OF[tag]()
     for key, item in content:
-        mapping[_decode(key, fetch)] = _decode(item, fetch)
+        mapping[_decode(key, unpacker)] = _decode(item, unpacker)
     return mapping
 
 
-def _decode_tensor(node: Json, fetch: Callable[[str], bytes]) -> torch.Tensor:
-    blocks = [base64.b64decode(node["bytes"], validate=True)] if "bytes" in node else map(fetch, node["blocks"])
-    return tensor_of(blocks, DTYPES[node["dtype"]], node["shape"], node["order"])
+def _decode_tensor(node: Json, unpacker: Unpacker) -> torch.Tensor:
+    dtype, shape = DTYPES[node["dtype"]], node["shape"]
+    if "bytes" in node:
+        data = bytearray(base64.b64decode(node["bytes"], validate=True))
+    else:
+        data = unpacker.bytes_of(node, torch.Size(shape).numel() * dtype.itemsize)
+    return tensor_of(data, dtype, shape, node["order"])
