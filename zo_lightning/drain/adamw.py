@@ -5,7 +5,7 @@ Shapes: N = elements of one piece.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,47 +142,35 @@ def seen(grad_N: torch.Tensor, hyper: Hyper) -> torch.Tensor:
 
 
 def forward(state: AdamWState, grad_N: torch.Tensor, hyper: Hyper) -> None:
-    """Do one step of one piece in place (``forward_all``).
+    """Do one step in place with torch's own code: its fused kernel, or the for-loop, which has the bits of foreach.
 
     Args:
         state: of any floating type, at the version before the step.
         grad_N: as logged.
         hyper: of the step.
     """
-    forward_all([state], [grad_N], hyper)
-
-
-def forward_all(states: Sequence[AdamWState], grads_N: Sequence[torch.Tensor], hyper: Hyper) -> None:
-    """Do one step in place with torch's own code: its fused kernel, or foreach, which has the bits of the for-loop.
-
-    Many small pieces take one call, since a call costs more than their arithmetic.
-
-    Args:
-        states: of any floating type, at the version before the step.
-        grads_N: as logged.
-        hyper: of the step.
-    """
-    for state in states:
-        state.version += 1
+    state.version += 1
     if hyper.skipped:
         return
-    adamw(
-        [state.param for state in states],
-        [seen(grad_N, hyper).to(state.param.dtype) for state, grad_N in zip(states, grads_N, strict=True)],
-        [state.exp_avg for state in states],
-        [state.exp_avg_sq for state in states],
-        [],
-        [torch.tensor(float(hyper.t - 1)) for _ in states],
-        foreach=not hyper.fused,
-        fused=hyper.fused,
-        amsgrad=False,
-        beta1=hyper.betas[0],
-        beta2=hyper.betas[1],
-        lr=hyper.lr,
-        weight_decay=hyper.weight_decay,
-        eps=hyper.eps,
-        maximize=False,
-    )
+    for block in blocks(state.param):
+        piece = state[block]
+        adamw(
+            [piece.param],
+            [seen(grad_N[block], hyper).to(state.param.dtype)],
+            [piece.exp_avg],
+            [piece.exp_avg_sq],
+            [],
+            [torch.tensor(float(hyper.t - 1))],
+            foreach=False,
+            fused=hyper.fused,
+            amsgrad=False,
+            beta1=hyper.betas[0],
+            beta2=hyper.betas[1],
+            lr=hyper.lr,
+            weight_decay=hyper.weight_decay,
+            eps=hyper.eps,
+            maximize=False,
+        )
 
 
 def is_bitwise(hyper: Hyper, device: torch.device) -> bool:

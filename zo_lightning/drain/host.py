@@ -6,6 +6,7 @@ dies; then it finishes what it has and ends.
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from contextlib import suppress
@@ -113,6 +114,8 @@ class Host:
 def main(descriptor: int) -> None:
     """Take the connection over, hear what is to be done, and serve."""
     torch.set_num_threads(1)
+    if hasattr(os, "SCHED_BATCH"):  # wait for a turn: a thread of training that is interrupted holds up all others
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     connection = Connection(descriptor)
     try:
         setup = connection.recv()

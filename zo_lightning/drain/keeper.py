@@ -125,8 +125,7 @@ class DrainKeeper:
             self._windows.snapshot(trainer.global_step)
         if attendant.total != self._logged:
             self._logged = attendant.total
-            news = {f"checkpoint/{name}": value for name, value in self.status().items()}
-            module.log_dict(news, batch_size=1, rank_zero_only=True)
+            self._log_news()
         self._seconds += time.perf_counter() - started
 
     def finish(self, trainer: Any, module: Any) -> None:
@@ -173,6 +172,12 @@ class DrainKeeper:
             "gradient_bytes_per_step": self._traffic.gradient_bytes / steps,
             "tax": self._seconds / others if others > 0 else 0.0,
         }
+
+    def _log_news(self) -> None:
+        """Straight to the loggers: Lightning's own way takes 15 ms for so many numbers, a fifth of a small step."""
+        news = {f"checkpoint/{name}": value for name, value in self.status().items()}
+        for logger in self._trainer.loggers:
+            logger.log_metrics(news, step=self._global_step)
 
     def _before_step(self, *_: Any) -> None:
         if self._windows is not None:

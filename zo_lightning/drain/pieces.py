@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from zo_lightning.drain.adamw import ALIGNMENT
@@ -40,3 +40,22 @@ def cut(sizes: Sequence[int], num_shards: int) -> tuple[tuple[Piece, ...], ...]:
             start = stop
         first += size
     return tuple(tuple(shard) for shard in shards)
+
+
+def runs(pieces: Sequence[Piece], kinds: Sequence[object]) -> Iterator[slice]:
+    """Which pieces are one tensor, to whoever keeps parameters one after another from multiples of ``ALIGNMENT`` on.
+
+    Args:
+        pieces: consecutive ones.
+        kinds: of each; a run is of one kind.
+
+    Examples:
+        >>> pieces = [Piece(0, 64, 128), Piece(1, 0, 30), Piece(2, 0, 64), Piece(3, 0, 64)]
+        >>> list(runs(pieces, "aaab"))
+        [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None)]
+    """
+    start = 0
+    for index in range(1, len(pieces) + 1):
+        if index == len(pieces) or kinds[index] != kinds[start] or pieces[index - 1].stop % ALIGNMENT:
+            yield slice(start, index)
+            start = index

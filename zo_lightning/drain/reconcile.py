@@ -9,17 +9,18 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass
-from itertools import groupby, repeat
+from itertools import repeat
 from typing import Any
 
 import torch
 
-from zo_lightning.drain.adamw import AdamWState, Hyper, forward_all
+from zo_lightning.drain.adamw import AdamWState, Hyper, forward
 from zo_lightning.drain.bounds import ErrorBound, RelativeBound
 from zo_lightning.drain.errors import DrainError
 from zo_lightning.drain.messages import KEY, Setup, StepNote, TreeNote
-from zo_lightning.drain.pieces import Piece
+from zo_lightning.drain.pieces import Piece, runs
 from zo_lightning.drain.residuals import undo_exactly
+from zo_lightning.drain.ring import laid_out, span
 from zo_lightning.drain.rollback import roll_back
 from zo_lightning.drain.tree import digest, fill
 
@@ -134,11 +135,11 @@ class Reconciler:
         return digest(x for image in self._images for x in image.tensors().values()) == self._live_digest
 
     def _begin(self) -> None:
+        types = tuple((parameter.dtype, parameter.numel) for parameter in self._setup.parameters)
+        roles = (laid_out(torch.empty(span(types), dtype=torch.uint8), types) for _ in ROLES)
         self._images = [
-            AdamWState(**{role: torch.empty(p.numel, dtype=p.dtype) for role in ROLES}, version=0)
-            for p in self._setup.parameters
+            AdamWState(param=p_N, exp_avg=m_N, exp_avg_sq=v_N, version=0) for p_N, m_N, v_N in zip(*roles, strict=True)
         ]
-        self._states: dict[Piece, AdamWState] = {}
         self._undo: dict[Piece, list[_Undo]] = defaultdict(list)
         self._bounds: list[tuple[AdamWState, ErrorBound | None]] = []
         self._problem: DrainError | None = None
@@ -147,11 +148,13 @@ class Reconciler:
         self._num_steps = 0
 
     def _redo(self, note: StepNote, pieces: Sequence[Piece], grads_N: Sequence[torch.Tensor]) -> None:
-        """Do the step on pieces that were captured before it."""
-        pairs = zip(pieces, grads_N, strict=True)
-        for hyper, group in groupby(pairs, key=lambda pair: note.hypers[pair[0].param]):
-            redone, logged_N = zip(*group, strict=True)
-            forward_all([self._states[piece] for piece in redone], logged_N, hyper)
+        """Do the step on pieces that were captured before it, on as many at once as are alike: a call has its price."""
+        kinds = [(note.hypers[piece.param], self._setup.parameters[piece.param].dtype) for piece in pieces]
+        for run in runs(pieces, kinds):
+            first, count = pieces[run.start], sum(piece.stop - piece.start for piece in pieces[run])
+            image = self._images[first.param].tensors().items()
+            state = AdamWState(**{role: _from(x_N[first.start :], count) for role, x_N in image}, version=note.step - 1)
+            forward(state, _from(grads_N[run.start], count), note.hypers[first.param])
 
     def _keep(
         self,
@@ -170,7 +173,7 @@ class Reconciler:
         views = {name: tensor[piece.start : piece.stop] for name, tensor in image.tensors().items()}
         for view_N, value_N in zip(views.values(), state_N, strict=True):
             view_N.copy_(value_N)
-        state = self._states[piece] = AdamWState(**views, version=note.step)
+        state = AdamWState(**views, version=note.step)
         try:
             self._bounds.append((state, self._roll_back(state, self._undo.pop(piece, []))))
         except DrainError as error:
@@ -185,3 +188,8 @@ class Reconciler:
             assert step.residuals is not None
             undo_exactly(state, step.grad, step.hyper, step.residuals)
         return None
+
+
+def _from(tensor_N: torch.Tensor, count: int) -> torch.Tensor:
+    """As many elements from a tensor's first one on, also of those behind it in the same memory."""
+    return tensor_N.as_strided((count,), (1,))

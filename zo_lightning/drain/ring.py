@@ -47,6 +47,18 @@ def span(types: Types) -> int:
     return end
 
 
+def laid_out(memory_B: torch.Tensor, types: Types) -> list[torch.Tensor]:
+    """Flat tensors of some types and sizes, one after another in some memory.
+
+    Args:
+        memory_B: bytes, at least ``span(types)``.
+        types: see ``Types``.
+    """
+    sizes = [dtype.itemsize * numel for dtype, numel in types]
+    pairs = zip(types, offsets(sizes), sizes)  # noqa: B905  offsets end with one more
+    return [memory_B.narrow(0, start, size).view(dtype) for (dtype, _), start, size in pairs]
+
+
 class Ring:
     """Slots in a file without a name, which is gone with the last process that has it open, however that ends.
 
@@ -74,9 +86,7 @@ class Ring:
         return self._kept(slot, types)
 
     def _views(self, slot: int, types: Types) -> list[torch.Tensor]:
-        sizes = [dtype.itemsize * numel for dtype, numel in types]
-        pairs = zip(types, offsets(sizes), sizes)  # noqa: B905  offsets end with one more
-        return [self.raw(slot, start, size).view(dtype) for (dtype, _), start, size in pairs]
+        return laid_out(self.raw(slot, 0, self.slot_bytes), types)
 
     def raw(self, slot: int, start: int, size: int) -> torch.Tensor:
         """Bytes of a slot."""
