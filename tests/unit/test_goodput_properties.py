@@ -243,7 +243,7 @@ def run(*arguments: str, **environment: str) -> str:
 
 def test_a_processor_without_vector_units_has_the_same_bits() -> None:
     """In a process of its own, whose NumPy uses no instructions beyond those that it is compiled for."""
-    features = run("-c", "import numpy._core._multiarray_umath as m; print(*m.__cpu_dispatch__)")
+    features = run("-c", "import numpy.core._multiarray_umath as m; print(*m.__cpu_dispatch__)")
     bare = run("-m", "tests.golden.goodput", "print", NPY_DISABLE_CPU_FEATURES=features.strip())
     assert bare == goodput.text()
 

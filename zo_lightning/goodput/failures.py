@@ -20,7 +20,7 @@ Kind = Literal["device", "rack", "switch"]
 Trace = Literal["gaps", "times"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-GAPS, KINDS_STREAM, PHASES, SURVIVAL = range(4)  # streams of uniforms; SURVIVAL and above: one for each tier
+GAPS, WHICH, PHASES, SURVIVAL = range(4)  # streams of uniforms; from SURVIVAL on one for each tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ def draw_kinds(law: Failures, job: Job, count: int, seed: int) -> NDArray[np.int
     if rack == switch == 0:
         return np.zeros(count, np.int64)
     total = device + rack + switch
-    drawn = portable.uniforms(seed, KINDS_STREAM, count) * total
+    drawn = portable.uniforms(seed, WHICH, count) * total
     return (drawn >= device).astype(np.int64) + (drawn >= device + rack)
 
 

@@ -85,7 +85,8 @@ class Scenario:
         spares: devices that stand ready (None: there is always one).
         repair_seconds: from a failure until its devices are spares again.
         straggler_share: share of the training time in which some device is slow.
-        straggler_slowdown: times as long as usual that a step takes then.
+        straggler_slowdown: times as long as usual that a step takes then. Such spells are short beside the time between
+            failures, so every step is as long as the average one.
 
     Raises:
         ConfigError: for a number out of its range, or a mixture that has no meaning.
