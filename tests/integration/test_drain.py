@@ -149,9 +149,9 @@ def test_the_log_has_the_gradients_that_the_optimizer_saw(tmp_path, monkeypatch,
     assert len(taken) > 20
     clipped = 0
     for index, setup, note, tensors in taken:
-        grads = tensors[3 * len(setup.captured(note.step)) :]
+        grads = tensors[3 * len(setup.captured[note.step]) :]
         clipped += note.clip < 1.0
-        for (_, piece), grad in zip(setup.logged(note.step), grads, strict=True):
+        for (_, piece), grad in zip(setup.logged[note.step], grads, strict=True):
             whole, hyper = seen.grads[index][piece.param], note.hypers[piece.param]
             assert hyper.skipped == (whole is None) and hyper.lr == seen.rates[index][piece.param]
             assert whole is None or torch.equal(grad, whole.reshape(-1)[piece.start : piece.stop])
@@ -264,32 +264,30 @@ def test_a_state_that_fits_is_copied_whole_and_said_so(tmp_path, caplog):
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_killed_run_loses_no_more_than_it_may_and_goes_on_bitwise(tmp_path, kills):
     """Whatever was durable has the bits of the unbroken run at that step; so has the end."""
+    steps = 30 * (kills + 1)  # each life gets so far at most
     torch.manual_seed(0)
     watch = Watch()
     with one_thread():  # as in the processes: other threads, other sums
-        trainer_of(tmp_path, STEPS, watch).fit(Net(), Loader())
+        trainer_of(tmp_path, steps, watch).fit(Net(), Loader())
     chance = random.Random(0)
     durable = 0
     for _ in range(kills):
         last = durable + chance.randint(15, 30)
-        killed = run_until(tmp_path, last)
+        killed = run_until(tmp_path, steps, last)
         restored = torch.load(restore(tmp_path / "store"), weights_only=True)
         step = restored["global_step"]
         allowed = 2 * 4 + (WARM_UP if step == durable else 0)
         assert killed - step <= allowed, (killed, step)
         assert relative_errors(saved_triples(restored, Net()), watch.states[step]) == EXACT
         durable = step
-    run_until(tmp_path, None)
+    run_until(tmp_path, steps, None)
     end = torch.load(tmp_path / "end.ckpt", weights_only=True)
-    assert relative_errors(saved_triples(end, Net()), watch.states[STEPS]) == EXACT
+    assert relative_errors(saved_triples(end, Net()), watch.states[steps]) == EXACT
 
 
-STEPS = 100
-
-
-def run_until(folder: Path, last: int | None) -> int:
+def run_until(folder: Path, steps: int, last: int | None) -> int:
     """Train in a process of its own, killed at a step or left to its end; the last step that it has told of."""
-    command = [sys.executable, "-m", "tests.first_order", str(folder), str(STEPS)]
+    command = [sys.executable, "-m", "tests.first_order", str(folder), str(steps)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     step = 0

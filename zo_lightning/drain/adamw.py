@@ -5,7 +5,7 @@ Shapes: N = elements of one piece.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,24 +142,38 @@ def seen(grad_N: torch.Tensor, hyper: Hyper) -> torch.Tensor:
 
 
 def forward(state: AdamWState, grad_N: torch.Tensor, hyper: Hyper) -> None:
-    """Do one step in place with torch's own code: its fused kernel, or the for-loop, which has the bits of foreach.
+    """Do one step of one piece in place (``forward_all``).
 
     Args:
         state: of any floating type, at the version before the step.
         grad_N: as logged.
         hyper: of the step.
     """
-    state.version += 1
+    forward_all([state], [grad_N], hyper)
+
+
+def forward_all(states: Sequence[AdamWState], grads_N: Sequence[torch.Tensor], hyper: Hyper) -> None:
+    """Do one step in place with torch's own code: its fused kernel, or foreach, which has the bits of the for-loop.
+
+    Many small pieces take one call, since a call costs more than their arithmetic.
+
+    Args:
+        states: of any floating type, at the version before the step.
+        grads_N: as logged.
+        hyper: of the step.
+    """
+    for state in states:
+        state.version += 1
     if hyper.skipped:
         return
     adamw(
-        [state.param],
-        [seen(grad_N, hyper).to(state.param.dtype)],
-        [state.exp_avg],
-        [state.exp_avg_sq],
+        [state.param for state in states],
+        [seen(grad_N, hyper).to(state.param.dtype) for state, grad_N in zip(states, grads_N, strict=True)],
+        [state.exp_avg for state in states],
+        [state.exp_avg_sq for state in states],
         [],
-        [torch.tensor(float(hyper.t - 1))],
-        foreach=False,
+        [torch.tensor(float(hyper.t - 1)) for _ in states],
+        foreach=not hyper.fused,
         fused=hyper.fused,
         amsgrad=False,
         beta1=hyper.betas[0],

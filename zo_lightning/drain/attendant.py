@@ -48,7 +48,8 @@ class Attendant:
     def poll(self) -> None:
         """Hear what it has to say."""
         if self.host is not None:
-            self._hear(self.host.poll())
+            self.host.poll()
+            self._hear(self.host.report)
 
     def trouble(self) -> str | None:
         """Why the process is of no use any more, if it is not."""
@@ -72,19 +73,19 @@ class Attendant:
         """Whether the process can take a window, waiting at most so long for it."""
         deadline = time.monotonic() + seconds
         while self.host is not None and not self.host.ready and self.host.alive and time.monotonic() < deadline:
-            self._hear(self.host.poll(0.05))
+            self.host.poll(0.05)
+            self._hear(self.host.report)
             meanwhile()
         return self.host is not None and self.host.ready
 
     def finish(self, seconds: float) -> None:
         """Let the process finish what it has, within so many seconds, and end it. Idempotent."""
         if self.host is not None:
-            self._hear(self.host.finish(seconds))
+            self.host.finish(seconds)
+            self._hear(self.host.report)
             self.host = None
 
-    def _hear(self, report: Report | None) -> None:
-        if report is None:
-            return
+    def _hear(self, report: Report) -> None:
         if report.refused > self.report.refused:
             log.error("a snapshot was refused, older ones are as they were: %s", report.problem)
         if report.saved_step != self.report.saved_step:

@@ -85,7 +85,7 @@ class Capture:
 
     def before_step(self, setup: Setup, step: int) -> None:
         """Copy what a step is about to change and residuals need."""
-        pieces = [piece for _, piece in setup.logged(step)] if setup.needs_residuals(step) else []
+        pieces = [piece for _, piece in setup.logged[step]] if setup.needs_residuals(step) else []
         self._old = {piece: self._piece(piece).clone() for piece in pieces}
 
     def take(self, setup: Setup, step: int) -> tuple[StepNote, list[torch.Tensor]]:
@@ -98,8 +98,8 @@ class Capture:
         Returns:
             The note; then flat tensors as ``Setup.types`` lists them, and residuals.
         """
-        hypers, logged = self._hypers(), setup.logged(step)
-        states_N = [x for _, piece in setup.captured(step) for x in self._piece(piece).tensors().values()]
+        hypers, logged = self._hypers(), setup.logged[step]
+        states_N = [x for _, piece in setup.captured[step] for x in self._piece(piece).tensors().values()]
         grads_N = [self._gradient(piece) for _, piece in logged]
         residuals_B = []
         if setup.needs_residuals(step):

@@ -73,7 +73,7 @@ class Host:
 
     def _take(self, slot: int, note: StepNote | TreeNote) -> None:
         if isinstance(note, StepNote):
-            types = self._setup.types(note.step) + [(torch.uint8, size) for size in note.residuals]
+            types = self._setup.types[note.step] + tuple((torch.uint8, size) for size in note.residuals)
             self._reconciler.step(note, self._ring.views(slot, types))
         else:
             self._reconciler.tree(note, self._ring.views(slot, note.tensors))

@@ -202,8 +202,8 @@ class DrainKeeper:
 
     def _may_begin(self) -> bool:
         assert self._windows is not None and self.plan is not None
-        due = self._since >= self.plan.every and not self.paused
-        return due and self._windows.may_begin(self.attendant.report.done)
+        due = (self._since >= self.plan.every or self._windows.left_out) and not self.paused
+        return due and self._windows.may_begin()
 
     def _plan_if_timed(self) -> None:
         if self.plan is None and len(self._intervals) >= WARM_UP:

@@ -13,7 +13,7 @@ import torch
 
 from zo_lightning.drain.adamw import Hyper
 from zo_lightning.drain.pieces import Piece, cut
-from zo_lightning.drain.ring import span
+from zo_lightning.drain.ring import Types, span
 from zo_lightning.drain.window import Target, Window
 
 KEY = "zo_lightning_drain"
@@ -81,16 +81,19 @@ class Setup:
 
     def _span(self, step: int) -> int:
         room = _RESIDUAL_BYTES if self.needs_residuals(step) else 0
-        logged = sum(piece.stop - piece.start for _, piece in self.logged(step))
-        return span(self.types(step)) + room * logged
+        logged = sum(piece.stop - piece.start for _, piece in self.logged[step])
+        return span(self.types[step]) + room * logged
 
-    def captured(self, step: int) -> tuple[tuple[int, Piece], ...]:
-        """Shard and piece of the state that a step of the window copies."""
-        return tuple((step, piece) for piece in self.shards[step])
+    @functools.cached_property
+    def captured(self) -> tuple[tuple[tuple[int, Piece], ...], ...]:
+        """Shard and piece of the state that each step of the window copies."""
+        return tuple(tuple((shard, piece) for piece in pieces) for shard, pieces in enumerate(self.shards))
 
-    def logged(self, step: int) -> tuple[tuple[int, Piece], ...]:
-        """Shard and piece of the gradients that a step of the window copies."""
-        return tuple((shard, piece) for shard in self.window.shards_of(step) for piece in self.shards[shard])
+    @functools.cached_property
+    def logged(self) -> tuple[tuple[tuple[int, Piece], ...], ...]:
+        """Shard and piece of the gradients that each step of the window copies."""
+        shards_of = map(self.window.shards_of, range(self.num_shards))
+        return tuple(tuple((shard, piece) for shard in shards for piece in self.shards[shard]) for shards in shards_of)
 
     @property
     def expects_bits(self) -> bool:
@@ -101,11 +104,14 @@ class Setup:
         """Whether a step of the window is undone by residuals."""
         return self.rollback == "residuals" and step > self.window.version
 
-    def types(self, step: int) -> list[tuple[torch.dtype, int]]:
-        """Type and elements of each tensor of a step: parameter and moments of the captured, then the gradients."""
-        captured = [piece for _, piece in self.captured(step) for _ in range(3)]
-        pieces = captured + [piece for _, piece in self.logged(step)]
-        return [(self.parameters[piece.param].dtype, piece.stop - piece.start) for piece in pieces]
+    @functools.cached_property
+    def types(self) -> tuple[Types, ...]:
+        """For each step type and elements of each tensor: parameter and moments of the captured, then the gradients."""
+        pieces = (
+            [piece for _, piece in captured for _ in range(3)] + [piece for _, piece in logged]
+            for captured, logged in zip(self.captured, self.logged, strict=True)
+        )
+        return tuple(tuple((self.parameters[p.param].dtype, p.stop - p.start) for p in step) for step in pieces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +138,7 @@ class TreeNote:
     """The checkpoint of the target's step: its containers, and the types and sizes of the tensors that come along."""
 
     tree: Any
-    tensors: tuple[tuple[torch.dtype, int], ...]
+    tensors: Types
     global_step: int
 
 

@@ -24,10 +24,11 @@ class Host:
 
     Attributes:
         ready: whether it can take a window.
+        report: the newest of what it has said about snapshots.
     """
 
     def __init__(self) -> None:
-        self.ready = False
+        self.ready, self.report = False, Report()
         self._ring: Ring | None = None
         self._free: list[int] = []
         self._heard = time.monotonic()
@@ -63,9 +64,8 @@ class Host:
         """Seconds since it last said something, while it has something to do; 0 otherwise."""
         return 0.0 if self._ring is None or (self.ready and self.idle) else time.monotonic() - self._heard
 
-    def poll(self, seconds: float = 0.0) -> Report | None:
-        """The newest of what it has said about snapshots. Waits for a first word, at most so long."""
-        report = None
+    def poll(self, seconds: float = 0.0) -> None:
+        """Hear what it has to say. Waits for a first word, at most so long."""
         with suppress(EOFError, OSError):  # it died: `alive` says so
             while self._connection.poll(seconds):
                 reply, seconds, self._heard = self._connection.recv(), 0.0, time.monotonic()
@@ -74,14 +74,18 @@ class Host:
                 elif isinstance(reply, Ready):
                     self.ready = True
                 else:
-                    report = reply
-        return report
+                    self.report = reply
 
-    def take_slot(self) -> int | None:
-        """A free slot, if there is one."""
+    @property
+    def has_slot(self) -> bool:
+        """Whether a slot is free."""
+        return bool(self._free)
+
+    def take_slot(self) -> int:
+        """A free slot; there must be one."""
         if self.idle:
             self._heard = time.monotonic()
-        return self._free.pop(0) if self._free else None
+        return self._free.pop(0)
 
     def send(self, slot: int, note: Any, tensors_N: Sequence[torch.Tensor]) -> bool:
         """Copy tensors and a note into a slot, and tell of it.
@@ -107,16 +111,15 @@ class Host:
             self._connection.send((slot, start, len(data)))
         return True
 
-    def finish(self, seconds: float) -> Report | None:
+    def finish(self, seconds: float) -> None:
         """Say that nothing more comes, and hear the rest; a process that takes longer is killed."""
         with suppress(OSError):
             self._connection.send(None)
-        deadline, report = time.monotonic() + seconds, None
+        deadline = time.monotonic() + seconds
         while self.alive and time.monotonic() < deadline:
-            report = self.poll(0.05) or report
-        report = self.poll() or report
+            self.poll(0.05)
+        self.poll()
         self.kill()
-        return report
 
     def kill(self) -> None:
         """End it now."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass
+from itertools import groupby, repeat
 from typing import Any
 
 import torch
 
-from zo_lightning.drain.adamw import AdamWState, Hyper, forward
+from zo_lightning.drain.adamw import AdamWState, Hyper, forward_all
 from zo_lightning.drain.bounds import ErrorBound, RelativeBound
 from zo_lightning.drain.errors import DrainError
 from zo_lightning.drain.messages import KEY, Setup, StepNote, TreeNote
@@ -71,11 +72,14 @@ class Reconciler:
         """
         if note.step == 0:
             self._begin()
-        captured, logged = self._setup.captured(note.step), self._setup.logged(note.step)
-        states_N, grads_N = tensors_N[: 3 * len(captured)], tensors_N[3 * len(captured) :]
-        residuals_B = grads_N[len(logged) :]
-        for index, (shard, piece) in enumerate(logged):
-            self._log(note, shard, piece, grads_N[index], residuals_B[index] if residuals_B else None)
+        captured, logged = self._setup.captured[note.step], self._setup.logged[note.step]
+        states_N, rest_N = tensors_N[: 3 * len(captured)], tensors_N[3 * len(captured) :]
+        grads_N, residuals_B = rest_N[: len(logged)], rest_N[len(logged) :]
+        pieces = [piece for _, piece in logged]
+        if note.step <= self._setup.window.version:
+            self._redo(note, pieces, grads_N)
+        else:
+            self._keep(note, pieces, grads_N, residuals_B or repeat(None))
         for index, (_, piece) in enumerate(captured):
             self._capture(note, piece, states_N[3 * index : 3 * index + 3])
         if note.step == self._setup.window.version:
@@ -142,15 +146,24 @@ class Reconciler:
         self._rest_N = []
         self._num_steps = 0
 
-    def _log(
-        self, note: StepNote, shard: int, piece: Piece, grad_N: torch.Tensor, residuals_B: torch.Tensor | None
+    def _redo(self, note: StepNote, pieces: Sequence[Piece], grads_N: Sequence[torch.Tensor]) -> None:
+        """Do the step on pieces that were captured before it."""
+        pairs = zip(pieces, grads_N, strict=True)
+        for hyper, group in groupby(pairs, key=lambda pair: note.hypers[pair[0].param]):
+            redone, logged_N = zip(*group, strict=True)
+            forward_all([self._states[piece] for piece in redone], logged_N, hyper)
+
+    def _keep(
+        self,
+        note: StepNote,
+        pieces: Sequence[Piece],
+        grads_N: Sequence[torch.Tensor],
+        residuals_B: Iterable[torch.Tensor | None],
     ) -> None:
-        hyper = note.hypers[piece.param]
-        if self._setup.window.captured(shard) < note.step:
-            forward(self._states[piece], grad_N, hyper)
-        else:
-            kept_B = None if residuals_B is None else residuals_B.clone()
-            self._undo[piece].append(_Undo(note.step, grad_N.clone(), hyper, kept_B))
+        """Keep what takes the step back, once the pieces are captured."""
+        for piece, grad_N, packed_B in zip(pieces, grads_N, residuals_B):  # noqa: B905  the last may be endless
+            kept_B = None if packed_B is None else packed_B.clone()
+            self._undo[piece].append(_Undo(note.step, grad_N.clone(), note.hypers[piece.param], kept_B))
 
     def _capture(self, note: StepNote, piece: Piece, state_N: Sequence[torch.Tensor]) -> None:
         image = self._images[piece.param]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import tempfile
@@ -10,6 +11,10 @@ from collections.abc import Iterator, Sequence
 import torch
 
 _LINE = 64  # bytes of a cache line: where each tensor begins
+_VIEWS = 512  # lists of views that are kept: one window asks for the same as the one before it
+
+Types = tuple[tuple[torch.dtype, int], ...]
+"""Types and numbers of elements of tensors."""
 
 
 def offsets(sizes: Sequence[int]) -> Iterator[int]:
@@ -26,8 +31,8 @@ def offsets(sizes: Sequence[int]) -> Iterator[int]:
         yield offset
 
 
-def types_of(tensors: Sequence[torch.Tensor]) -> tuple[tuple[torch.dtype, int], ...]:
-    """Types and numbers of elements."""
+def types_of(tensors: Sequence[torch.Tensor]) -> Types:
+    """Those of some tensors."""
     return tuple((tensor.dtype, tensor.numel()) for tensor in tensors)
 
 
@@ -36,7 +41,7 @@ def size_of(tensors: Sequence[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def span(types: Sequence[tuple[torch.dtype, int]]) -> int:
+def span(types: Types) -> int:
     """Bytes that tensors of some types and sizes take, one after another."""
     *_, end = offsets([dtype.itemsize * numel for dtype, numel in types])
     return end
@@ -55,6 +60,7 @@ class Ring:
         self.descriptor, self.slot_bytes, self.depth = descriptor, slot_bytes, depth
         self._map = mmap.mmap(descriptor, slot_bytes * depth)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._kept = functools.lru_cache(_VIEWS)(self._views)
 
     @classmethod
     def create(cls, *, slot_bytes: int, depth: int) -> Ring:
@@ -63,8 +69,11 @@ class Ring:
         os.posix_fallocate(descriptor, 0, slot_bytes * depth)  # else a page that cannot be had is a fatal signal
         return cls(descriptor, slot_bytes=slot_bytes, depth=depth)
 
-    def views(self, slot: int, types: Sequence[tuple[torch.dtype, int]]) -> list[torch.Tensor]:
+    def views(self, slot: int, types: Types) -> list[torch.Tensor]:
         """Flat tensors of some types and sizes, one after another in a slot."""
+        return self._kept(slot, types)
+
+    def _views(self, slot: int, types: Types) -> list[torch.Tensor]:
         sizes = [dtype.itemsize * numel for dtype, numel in types]
         pairs = zip(types, offsets(sizes), sizes)  # noqa: B905  offsets end with one more
         return [self.raw(slot, start, size).view(dtype) for (dtype, _), start, size in pairs]

@@ -16,6 +16,8 @@ from zo_lightning.drain.tree import split
 
 log = logging.getLogger(__name__)
 
+_MOST_UNSAVED = 2  # windows on their way to the disk: each is a copy of the state
+
 
 @dataclass(slots=True)
 class Traffic:
@@ -46,6 +48,9 @@ class Windows:
         checkpoint: makes Lightning's checkpoint of this moment.
         max_stall: see ``DrainOptions``.
         traffic: to count in.
+
+    Attributes:
+        left_out: the last window was not finished: the next one is due at once.
     """
 
     def __init__(
@@ -59,21 +64,26 @@ class Windows:
     ) -> None:
         self._host, self._setup, self._capture, self._checkpoint = host, setup, capture, checkpoint
         self._max_stall, self._stall, self._traffic = max_stall, 0.0, traffic
+        self._due = self.left_out = False
         self._step: int | None = None  # the open window's next
         self._tree_due = False
         self._sent = 0
 
-    def may_begin(self, done: int) -> bool:
-        """Whether a window can begin; two on their way to the disk mean that the host process is behind.
+    def may_begin(self) -> bool:
+        """Whether a window that is due can begin.
 
-        Args:
-            done: windows of which nothing more is to come.
+        Two on their way to the disk mean that the host process is behind: it is waited for, in the first step that a
+        window is due, as long as one window may hold training up. Without that its lag would add to what a kill takes.
         """
-        return self._step is None and not self._tree_due and self._host.ready and self._sent - done < 2
+        if self._step is not None or self._tree_due or not self._host.ready:
+            return False
+        if not self._due:
+            self._due, self._stall = True, self._max_stall
+        return self._await(lambda: self._sent - self._host.report.done < _MOST_UNSAVED)
 
     def begin(self) -> None:
         """Begin a window with the step at hand."""
-        self._step, self._stall = 0, self._max_stall
+        self._step, self._due, self.left_out = 0, False, False
 
     def before_step(self) -> None:
         """In the optimizer's pre-hook."""
@@ -91,14 +101,14 @@ class Windows:
         note, tensors_N = capture.take(self._setup, step)
         if not self._host.send(slot, note, tensors_N):
             return self._abandon("residuals of these steps take more room than was reserved")
-        num_states = 3 * len(self._setup.captured(step))
+        num_states = 3 * len(self._setup.captured[step])
         self._traffic.state_bytes += size_of(tensors_N[:num_states])
         self._traffic.gradient_bytes += size_of(tensors_N[num_states:])
         self._tree_due = self._tree_due or step == self._setup.window.version
         self._step = step + 1
         if self._step == self._setup.num_shards:
             self._step = None
-            self._count()
+            self._count_if_whole()
 
     def batch_end(self, global_step: int) -> None:
         """Copy the checkpoint of the target's step, if it is that; Lightning's loops now stand at the step's end."""
@@ -107,38 +117,41 @@ class Windows:
 
     def snapshot(self, global_step: int) -> None:
         """Copy all of the checkpoint at once."""
-        self._stall = self._max_stall
-        if self._send_tree(global_step):
-            self._count()
+        self._due = self.left_out = False
+        self._send_tree(global_step)
 
-    def _send_tree(self, global_step: int) -> bool:
+    def _send_tree(self, global_step: int) -> None:
         self._tree_due = False
         slot = self._slot()
         if slot is None:
-            self._abandon("the host process is behind")
-            return False
+            return self._abandon("the host process is behind")
         tree, tensors = split(self._checkpoint(), self._capture.known if self._capture else {})
         note = TreeNote(tree=tree, tensors=types_of(tensors), global_step=global_step)
         if not self._host.send(slot, note, tensors):
-            self._abandon("the checkpoint has grown beyond the room that was reserved")
-            return False
+            return self._abandon("the checkpoint has grown beyond the room that was reserved")
         self._traffic.state_bytes += size_of(tensors)
-        return True
+        self._count_if_whole()
 
     def _slot(self) -> int | None:
+        return self._host.take_slot() if self._await(lambda: self._host.has_slot) else None
+
+    def _await(self, condition: Callable[[], bool]) -> bool:
+        """Whether a condition holds, waiting for the host process as long as this window still may."""
         started = time.perf_counter()
-        while (slot := self._host.take_slot()) is None and self._stall > 0 and self._host.alive:
+        while not (met := condition()) and self._stall > 0 and self._host.alive:
             before = time.perf_counter()
             self._host.poll(self._stall)
             self._stall -= time.perf_counter() - before
         self._traffic.stalled_seconds += time.perf_counter() - started
-        return slot
+        return met
 
-    def _count(self) -> None:
-        self._sent += 1
-        self._traffic.sent += 1
+    def _count_if_whole(self) -> None:
+        """Count a window with all its steps and its checkpoint sent: the host process will say what became of it."""
+        if self._step is None and not self._tree_due:
+            self._sent += 1
+            self._traffic.sent += 1
 
     def _abandon(self, reason: str) -> None:
-        self._step, self._tree_due = None, False
+        self._step, self._tree_due, self.left_out = None, False, True
         self._traffic.abandoned += 1
         log.warning("a snapshot is left out (%d so far): %s", self._traffic.abandoned, reason)
