@@ -1,0 +1,34 @@
+"""From the configuration's flat ``goodput`` to a scenario of the library."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from enum import Enum
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from zo_lightning.goodput.failures import Failures, read_trace
+from zo_lightning.goodput.model import Job
+from zo_lightning.goodput.scenario import Scenario, Tier
+
+
+def scenario_of(config: DictConfig) -> Scenario:
+    """The scenario that ``goodput`` and ``legacy_credit`` describe; interval and target are still to be chosen.
+
+    Raises:
+        ConfigError: for a number out of its range.
+    """
+    given: dict[str, Any] = OmegaConf.to_container(config.goodput, resolve=True)  # type: ignore[assignment]
+    given = {key: value.value if isinstance(value, Enum) else value for key, value in given.items()}
+    given["trace"] = () if given["trace"] is None else read_trace(given["trace"])
+    job, failures = _taken(given, Job), _taken(given, Failures)
+    tiers = tuple(Tier(name=name, **tier) for name, tier in given.pop("tiers").items())
+    return Scenario(
+        job=Job(**job), failures=Failures(**failures), tiers=tiers, k=1, legacy_credit=config.legacy_credit, **given
+    )
+
+
+def _taken(given: dict[str, Any], kind: type) -> dict[str, Any]:
+    """What of the keys belongs to a dataclass, taken out of them."""
+    return {field.name: given.pop(field.name) for field in fields(kind)}

@@ -1,0 +1,147 @@
+"""Rows of the tables: what each plan on each cluster comes to, in per cent of the wall clock."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from zo_lightning.errors import ConfigError
+from zo_lightning.goodput.closed import best_interval, closed_form, exact_form
+from zo_lightning.goodput.model import TARGETS, Target
+from zo_lightning.goodput.scenario import Scenario
+from zo_lightning.goodput.simulator import simulate
+
+SCALES = (512, 2048, 8192, 16_384, 65_536)
+LOSSES = ("rework", "restart", "tax", "stall", "idle")
+
+Intervals = int | Mapping[str, int | Sequence[int]] | None
+"""``k`` of every row, or that of each target, or of each target and number of devices; None for the best one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One plan on one cluster, in per cent of the wall clock.
+
+    ``goodput`` to ``idle`` are those of ``closed_form`` where the scenario has one, else those of the simulator.
+
+    Attributes:
+        n: devices.
+        k: steps from the beginning of one checkpoint to that of the next.
+        target: see ``Target``.
+        goodput: see ``Shares``; so the next five.
+        exact: goodput by ``exact_form``; None where that does not hold.
+        simulated: goodput by the simulator; None if nothing was simulated.
+        error: standard error of ``simulated``.
+        serial: goodput by ``closed_form`` if drains take their time; given where ``goodput`` credits them early.
+    """
+
+    n: int
+    k: int
+    target: Target
+    goodput: float
+    rework: float
+    restart: float
+    tax: float
+    stall: float
+    idle: float
+    exact: float | None = None
+    simulated: float | None = None
+    error: float | None = None
+    serial: float | None = None
+
+
+def cells(
+    base: Scenario,
+    *,
+    devices: Sequence[int] = SCALES,
+    targets: Sequence[Target] = TARGETS,
+    intervals: Intervals = None,
+) -> list[Scenario]:
+    """The scenarios of a table: ``base`` with every number of devices and every target.
+
+    Raises:
+        ConfigError: for an interval that is shorter than a drain, which only ``legacy_credit`` credits.
+    """
+    found = []
+    for number, n in enumerate(devices):
+        job = replace(base.job, devices=n)
+        for target in targets:
+            k = _interval(intervals, target, number, len(devices))
+            if k is None:
+                k = best_interval(job, target, legacy_credit=base.legacy_credit)
+            elif k < job.drain_steps and target != "blocking" and not base.legacy_credit:
+                raise ConfigError(
+                    f"`k`={k}: a drain takes {job.drain_steps} steps, so none is complete {k} steps after it began: set "
+                    f"`k`={job.drain_steps} or more, or a shorter `goodput.drain_steps`"
+                )
+            found.append(replace(base, job=job, k=k, target=target))
+    return found
+
+
+def row(scenario: Scenario, *, failures: int = 0, seed: int = 0) -> Row:
+    """One row of a table.
+
+    Args:
+        scenario: plan and cluster.
+        failures: to simulate; 0 for the closed forms alone.
+        seed: of the simulator.
+
+    Raises:
+        ConfigError: if nothing is simulated and there is no closed form.
+
+    Examples:
+        >>> found = row(Scenario(k=30, target="newest"))
+        >>> round(found.goodput, 2), round(found.restart, 2)
+        (92.84, 3.43)
+    """
+    job, k, target, legacy = scenario.job, scenario.k, scenario.target, scenario.legacy_credit
+    plain = has_closed_form(scenario)
+    if not plain and not failures:
+        raise ConfigError("`failures`=0, but only exponential failures with a spare at hand have a closed form: simulate")
+    estimate = simulate(scenario, failures=failures, seed=seed) if failures else None
+    shares = estimate.shares if estimate and not plain else closed_form(job, k, target, legacy_credit=legacy)
+    exact = exact_form(job, k, target).goodput if plain and not legacy else None
+    return Row(
+        n=job.devices,
+        k=k,
+        target=target,
+        **{name: 100 * value for name, value in asdict(shares).items()},
+        exact=_percent(exact),
+        simulated=_percent(estimate and estimate.shares.goodput),
+        error=_percent(estimate and estimate.errors.goodput),
+        serial=_percent(closed_form(job, k, target).goodput) if legacy and plain else None,
+    )
+
+
+def has_closed_form(scenario: Scenario) -> bool:
+    """Whether failures are exponential, one at a time, with a spare at hand, and all is restored from one place."""
+    plain = Scenario(
+        job=scenario.job, k=scenario.k, target=scenario.target, legacy_credit=scenario.legacy_credit
+    )
+    return scenario == plain
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write rows of the same keys as CSV, with full precision."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _interval(intervals: Intervals, target: Target, number: int, count: int) -> int | None:
+    if intervals is None or isinstance(intervals, int):
+        return intervals
+    given = intervals.get(target)
+    if given is None or isinstance(given, int):
+        return given
+    if len(given) != count:
+        raise ConfigError(f"`k.{target}` has {len(given)} intervals for {count} `devices`: give one for each")
+    return given[number]
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
