@@ -1,0 +1,35 @@
+"""Refuses numbers that are out of their range, by the name of their config key."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NoReturn
+
+from zo_lightning.errors import ConfigError
+
+
+def refuse(key: str, value: Any, wanted: str) -> NoReturn:
+    """Say what ``goodput.<key>`` should be.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError(f"`goodput.{key}`={value}: {wanted}")
+
+
+def refuse_outside(key: str, value: float, low: float, high: float = math.inf, *, above: bool = False) -> None:
+    """Refuse a number that is none, or not between two limits.
+
+    Args:
+        key: of the configuration, without ``goodput.``.
+        value: what it is.
+        low: the least allowed number.
+        high: the greatest.
+        above: ``low`` itself is refused too.
+
+    Raises:
+        ConfigError: if so.
+    """
+    if not low <= value <= high or (above and value == low):
+        bounds = f"above {low}" if above else f"{low} or more" if high == math.inf else f"from {low} to {high}"
+        refuse(key, value, f"a number, {bounds}")

@@ -1,0 +1,130 @@
+"""The simulator: one round for each failure, so that its cost grows with failures and never with steps.
+
+A round is a stretch of training, the failure that ends it, and what passes until the next stretch begins.
+Legend: F failures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from zo_lightning.goodput import portable
+from zo_lightning.goodput.checks import refuse, refuse_outside
+from zo_lightning.goodput.estimate import Estimate, ratio, shares_of
+from zo_lightning.goodput.failures import PHASES, draw_gaps, draw_kinds
+from zo_lightning.goodput.model import Shares
+from zo_lightning.goodput.rounds import destroyed, idle_seconds, losses
+from zo_lightning.goodput.scenario import Scenario, Tier
+from zo_lightning.goodput.stretches import Cadence, Ints, Stretches
+
+_COUNTABLE = 2.0**48  # steps between two failures
+_NO_ERROR = Shares(goodput=0.0, rework=0.0, restart=0.0, tax=0.0)
+
+
+def simulate(scenario: Scenario, *, failures: int = 1000, seed: int = 0) -> Estimate:
+    """Follow a job through its failures.
+
+    Scenarios that are simulated with one seed see the same failures, scaled to their mean time between failures, so
+    their difference is far more certain than either.
+
+    Args:
+        scenario: see ``Scenario``.
+        failures: rounds to simulate, at least 2; a trace that is shorter is gone through again.
+        seed: 0 or more; the same seed gives the same bytes on every machine.
+
+    Raises:
+        ConfigError: for an argument out of its range.
+
+    Examples:
+        >>> found = simulate(Scenario(k=30), failures=10_000)
+        >>> round(100 * found.shares.goodput, 1), round(100 * found.errors.goodput, 2)
+        (92.8, 0.04)
+    """
+    refuse_outside("failures", failures, 2)
+    refuse_outside("seed", seed, 0, 2**64 - 1)
+    mean, job = scenario.mtbf, scenario.job
+    tiers = scenario.tiers or (Tier(name="all"),)
+    cadences = tuple(Cadence.of(scenario, tier) for tier in tiers)
+    if math.isinf(mean):
+        return _endless(scenario, cadences)
+    if mean / scenario.step_seconds > _COUNTABLE:
+        refuse("mtbf_hours", job.mtbf_hours, "more steps between two failures than can be counted; inf: no failures")
+    phases_F = np.zeros(failures, np.int64)
+    legacy = scenario.legacy_credit and scenario.target != "blocking"  # credit is a matter of drains
+    if legacy:
+        phases_F = (portable.uniforms(seed, PHASES, failures) * cadences[0].steps).astype(np.int64)
+    kinds_F = draw_kinds(scenario.failures, job, failures, seed)
+    gaps_F = draw_gaps(scenario.failures, mean, failures, seed)
+    stretches = Stretches(cadences, scenario.step_seconds, gaps_F, phases_F, scenario.survives_in_flight)
+    if legacy:
+        lost_F, load_F = stretches.age(0), np.zeros(failures)
+    else:
+        lost_F, load_F = losses(tiers, stretches, destroyed(tiers, kinds_F, seed))
+    restart_F = job.restart_seconds + load_F
+    return account(scenario, stretches, lost_F, restart_F, idle_seconds(scenario, gaps_F, kinds_F, restart_F))
+
+
+def _endless(scenario: Scenario, cadences: Sequence[Cadence]) -> Estimate:
+    """A cluster that never fails."""
+    step, slowed = scenario.job.step_seconds, scenario.step_seconds
+    tax = slowed * math.fsum(cadence.tax * cadence.drain / cadence.steps for cadence in cadences)
+    stall = math.fsum([slowed - step, *(cadence.save / cadence.steps for cadence in cadences)])
+    total = math.fsum([step, tax, stall])
+    shares = shares_of({"rework": 0.0, "restart": 0.0, "tax": tax / total, "stall": stall / total})
+    return Estimate(shares=shares, errors=_NO_ERROR, failures=0, steps_lost=0.0, seconds=math.inf)
+
+
+def account(
+    scenario: Scenario,
+    stretches: Stretches,
+    lost_F: Ints,
+    restart_F: portable.Floats,
+    idle_F: portable.Floats,
+) -> Estimate:
+    """Where the time of all rounds went.
+
+    Args:
+        scenario: see ``Scenario``.
+        stretches: see ``Stretches``.
+        lost_F: int64 [F], whole steps that each failure took.
+        restart_F: float64 [F], seconds of each restart.
+        idle_F: float64 [F], seconds of waiting for a device.
+    """
+    count, step = len(lost_F), scenario.job.step_seconds
+    steps_lost = math.fsum(lost_F.tolist()) / count
+    round_F = stretches.seconds + restart_F + idle_F
+    if math.isinf(scenario.job.restart_seconds):
+        nothing = shares_of({"rework": 0.0, "restart": 1.0, "tax": 0.0})
+        return Estimate(shares=nothing, errors=_NO_ERROR, failures=count, steps_lost=steps_lost, seconds=math.inf)
+    done_F = stretches.steps_F + stretches.part_F
+    slow_F = done_F * (stretches.step - step)
+    beyond_F = stretches.seconds - done_F * stretches.step  # of drains, or of blocking saves
+    blocking = scenario.target == "blocking"
+    parts: dict[str, portable.Floats] = {
+        "goodput": step * (stretches.steps_F - lost_F).astype(np.float64),
+        "rework": (lost_F + stretches.part_F) * step,
+        "restart": restart_F,
+        "tax": np.zeros(count) if blocking else beyond_F,
+        "stall": slow_F + beyond_F if blocking else slow_F,
+        "idle": idle_F,
+    }
+    trace = scenario.failures.trace if scenario.failures.law == "trace" else ()
+    independent = scenario.spares is None and len(stretches.cadences) == 1
+    found = {
+        name: ratio(part_F, round_F, independent=independent, distinct=min(len(trace) or count, count))
+        for name, part_F in parts.items()
+    }
+    kept = found.pop("goodput")
+    shares = {name: share for name, (share, _) in found.items()}
+    shares["rework"] += min(kept[0], 0.0)  # legacy credit may take more steps than were done
+    errors = Shares(goodput=kept[1], **{name: error for name, (_, error) in found.items()})
+    return Estimate(
+        shares=shares_of(shares),
+        errors=errors,
+        failures=count,
+        steps_lost=steps_lost,
+        seconds=math.fsum(round_F.tolist()),
+    )
