@@ -20,7 +20,7 @@ from zo_lightning.goodput.rounds import destroyed, idle_seconds, losses
 from zo_lightning.goodput.scenario import Scenario, Tier
 from zo_lightning.goodput.stretches import Cadence, Ints, Stretches
 
-_COUNTABLE = 2.0**48  # steps between two failures
+_COUNTABLE = 2.0**50  # steps between two failures
 _NO_ERROR = Shares(goodput=0.0, rework=0.0, restart=0.0, tax=0.0)
 
 
@@ -50,21 +50,22 @@ def simulate(scenario: Scenario, *, failures: int = 1000, seed: int = 0) -> Esti
     cadences = tuple(Cadence.of(scenario, tier) for tier in tiers)
     if math.isinf(mean):
         return _endless(scenario, cadences)
-    if mean / scenario.step_seconds > _COUNTABLE:
-        refuse("mtbf_hours", job.mtbf_hours, "more steps between two failures than can be counted; inf: no failures")
     phases_F = np.zeros(failures, np.int64)
     legacy = scenario.legacy_credit and scenario.target != "blocking"  # credit is a matter of drains
     if legacy:
         phases_F = (portable.uniforms(seed, PHASES, failures) * cadences[0].steps).astype(np.int64)
     kinds_F = draw_kinds(scenario.failures, job, failures, seed)
     gaps_F = draw_gaps(scenario.failures, mean, failures, seed)
+    if gaps_F.max() / scenario.step_seconds > _COUNTABLE:
+        key = "trace" if scenario.failures.law == "trace" else "mtbf_hours"
+        refuse(f"goodput.{key}", float(gaps_F.max()), "seconds between two failures are more steps than can be counted")
     stretches = Stretches(cadences, scenario.step_seconds, gaps_F, phases_F, scenario.survives_in_flight)
     if legacy:
         lost_F, load_F = stretches.age(0), np.zeros(failures)
     else:
         lost_F, load_F = losses(tiers, stretches, destroyed(tiers, kinds_F, seed))
     restart_F = job.restart_seconds + load_F
-    return account(scenario, stretches, lost_F, restart_F, idle_seconds(scenario, gaps_F, kinds_F, restart_F))
+    return _account(scenario, stretches, lost_F, restart_F, idle_seconds(scenario, gaps_F, kinds_F, restart_F))
 
 
 def _endless(scenario: Scenario, cadences: Sequence[Cadence]) -> Estimate:
@@ -77,22 +78,14 @@ def _endless(scenario: Scenario, cadences: Sequence[Cadence]) -> Estimate:
     return Estimate(shares=shares, errors=_NO_ERROR, failures=0, steps_lost=0.0, seconds=math.inf)
 
 
-def account(
+def _account(
     scenario: Scenario,
     stretches: Stretches,
     lost_F: Ints,
     restart_F: portable.Floats,
     idle_F: portable.Floats,
 ) -> Estimate:
-    """Where the time of all rounds went.
-
-    Args:
-        scenario: see ``Scenario``.
-        stretches: see ``Stretches``.
-        lost_F: int64 [F], whole steps that each failure took.
-        restart_F: float64 [F], seconds of each restart.
-        idle_F: float64 [F], seconds of waiting for a device.
-    """
+    """Where the time of all rounds went: steps that failures took, seconds of restarts, and of waiting for devices."""
     count, step = len(lost_F), scenario.job.step_seconds
     steps_lost = math.fsum(lost_F.tolist()) / count
     round_F = stretches.seconds + restart_F + idle_F
@@ -112,13 +105,15 @@ def account(
         "idle": idle_F,
     }
     trace = scenario.failures.trace if scenario.failures.law == "trace" else ()
-    independent = scenario.spares is None and len(stretches.cadences) == 1
+    safe = not scenario.tiers or (len(scenario.tiers) == 1 and min(scenario.tiers[0].survival) == 1)
     found = {
-        name: ratio(part_F, round_F, independent=independent, distinct=min(len(trace) or count, count))
+        name: ratio(
+            part_F, round_F, independent=safe and scenario.spares is None, distinct=min(len(trace) or count, count)
+        )
         for name, part_F in parts.items()
     }
     kept = found.pop("goodput")
-    shares = {name: share for name, (share, _) in found.items()}
+    shares = {name: max(share, 0.0) for name, (share, _) in found.items()}
     shares["rework"] += min(kept[0], 0.0)  # legacy credit may take more steps than were done
     errors = Shares(goodput=kept[1], **{name: error for name, (_, error) in found.items()})
     return Estimate(
