@@ -6,6 +6,10 @@ steps; an asynchronous drain goes along with the last D of them and counts from 
 come one at a time, k below D is D. A failure during the step after n whole ones of a stretch, with ``n < k``, takes all
 n; otherwise it takes ``n % k`` and the target's staleness. The drain in flight is lost. The clock of failures runs
 while the job trains or saves; it stands still during restarts and while the job waits for a device.
+
+Of several tiers each has its own cycle, counted from the newest checkpoint that it holds, so that the cycle of a slow
+tier goes on through restarts from a fast one; a drain that was interrupted begins anew. A tier that has lost what it
+held drains at once, or saves after the next step.
 """
 
 from __future__ import annotations
