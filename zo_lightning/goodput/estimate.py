@@ -35,13 +35,19 @@ class Estimate:
 
 
 def shares_of(losses: Mapping[str, float]) -> Shares:
-    """The losses, and goodput as the rest to 1.
+    """The losses, and goodput as the rest to 1; where there is none, rework is the rest.
 
     Examples:
         >>> shares_of({"rework": 0.25, "restart": 0.25, "tax": 0.0}).goodput
         0.5
+        >>> shares_of({"rework": 0.75, "restart": 0.5, "tax": 0.0}).rework
+        0.5
     """
-    return Shares(goodput=max(math.fsum([1.0, *(-loss for loss in losses.values())]), 0.0), **losses)
+    goodput = math.fsum([1.0, *(-loss for loss in losses.values())])
+    if goodput >= 0:
+        return Shares(goodput=goodput, **losses)
+    rest = math.fsum([goodput, losses["rework"]])
+    return Shares(goodput=0.0, **{**losses, "rework": max(rest, 0.0)})
 
 
 def ratio(part_F: Floats, round_F: Floats, *, independent: bool, distinct: int) -> tuple[float, float]:

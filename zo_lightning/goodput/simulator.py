@@ -101,12 +101,10 @@ def _account(scenario: Scenario, rounds: Rounds, idle_F: portable.Floats, *, ind
         name: ratio(part_F, round_F, independent=independent, distinct=min(len(trace) or count, count))
         for name, part_F in parts.items()
     }
-    kept = found.pop("goodput")
-    shares = {name: max(share, 0.0) for name, (share, _) in found.items()}
-    shares["rework"] += min(kept[0], 0.0)  # legacy credit may take more steps than were done
-    errors = Shares(goodput=kept[1], **{name: error for name, (_, error) in found.items()})
+    losses = {name: max(share, 0.0) for name, (share, _) in found.items() if name != "goodput"}
+    errors = Shares(**{name: error for name, (_, error) in found.items()})
     return Estimate(
-        shares=shares_of(shares),
+        shares=shares_of(losses),
         errors=errors,
         failures=count,
         steps_lost=steps_lost,
