@@ -100,7 +100,7 @@ def test_longer_between_failures_is_no_worse(scenario: Scenario, seed: int, time
         for job in (scenario.job, longer)
     )
     assert better.shares.goodput >= worse.shares.goodput - 1e-12
-    assert better.shares.restart <= worse.shares.restart
+    assert better.shares.restart <= worse.shares.restart + 1e-15
 
 
 @few
@@ -109,8 +109,8 @@ def test_a_longer_restart_is_worse(scenario: Scenario, seed: int, times: float, 
     job = scenario.job
     slower = replace(job, relaunch_seconds=job.relaunch_seconds * times, detection_seconds=job.detection_seconds + more)
     better, worse = (simulate(replace(scenario, job=each), failures=50, seed=seed) for each in (job, slower))
-    assert worse.shares.goodput <= better.shares.goodput
-    assert worse.shares.restart >= better.shares.restart
+    assert worse.shares.goodput <= better.shares.goodput + 1e-15
+    assert worse.shares.restart >= better.shares.restart - 1e-15
     assert worse.steps_lost == better.steps_lost
 
 
@@ -122,7 +122,7 @@ def test_a_higher_tax_is_worse(scenario: Scenario, seed: int, times: float) -> N
     taxed = replace(job, tax=job.tax * times, save_seconds=job.save_seconds * times)
     better, worse = (simulate(replace(scenario, job=each), failures=50, seed=seed) for each in (job, taxed))
     assert worse.shares.goodput <= better.shares.goodput + 1e-12
-    assert worse.shares.restart == better.shares.restart
+    assert worse.shares.restart == pytest.approx(better.shares.restart, abs=1e-15)
 
 
 @few

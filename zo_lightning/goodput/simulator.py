@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from zo_lightning.goodput.rounds import Rounds, destroyed, early_credit, idle_se
 from zo_lightning.goodput.scenario import Scenario, Tier
 
 _COUNTABLE = 2.0**50  # steps between two failures
-_NO_ERROR = Shares(goodput=0.0, rework=0.0, restart=0.0, tax=0.0)
+_NONE = Shares(goodput=0.0, rework=0.0, restart=0.0, tax=0.0)
 
 
 def simulate(scenario: Scenario, *, failures: int = 1000, seed: int = 0) -> Estimate:
@@ -72,8 +73,10 @@ def _endless(scenario: Scenario, cadences: Sequence[Cadence]) -> Estimate:
     tax = slowed * math.fsum(cadence.tax * cadence.drain / cadence.steps for cadence in cadences)
     stall = math.fsum([slowed - step, *(cadence.save / cadence.steps for cadence in cadences)])
     total = math.fsum([step, tax, stall])
-    shares = shares_of({"rework": 0.0, "restart": 0.0, "tax": tax / total, "stall": stall / total})
-    return Estimate(shares=shares, errors=_NO_ERROR, failures=0, steps_lost=0.0, seconds=math.inf)
+    shares = shares_of(
+        {"goodput": step / total, "rework": 0.0, "restart": 0.0, "tax": tax / total, "stall": stall / total}
+    )
+    return Estimate(shares=shares, errors=_NONE, failures=0, steps_lost=0.0, seconds=math.inf)
 
 
 def _account(scenario: Scenario, rounds: Rounds, idle_F: portable.Floats, *, independent: bool) -> Estimate:
@@ -81,8 +84,8 @@ def _account(scenario: Scenario, rounds: Rounds, idle_F: portable.Floats, *, ind
     count, step, slowed = len(idle_F), scenario.job.step_seconds, scenario.step_seconds
     steps_lost = math.fsum(rounds.lost.tolist()) / count
     if math.isinf(scenario.job.restart_seconds):
-        nothing = shares_of({"rework": 0.0, "restart": 1.0, "tax": 0.0})
-        return Estimate(shares=nothing, errors=_NO_ERROR, failures=count, steps_lost=steps_lost, seconds=math.inf)
+        nothing = replace(_NONE, restart=1.0)
+        return Estimate(shares=nothing, errors=_NONE, failures=count, steps_lost=steps_lost, seconds=math.inf)
     done_F = rounds.steps + rounds.part
     beyond_F = rounds.seconds - done_F * slowed  # of drains, or of blocking saves
     blocking = scenario.target == "blocking"
@@ -101,10 +104,9 @@ def _account(scenario: Scenario, rounds: Rounds, idle_F: portable.Floats, *, ind
         name: ratio(part_F, round_F, independent=independent, distinct=min(len(trace) or count, count))
         for name, part_F in parts.items()
     }
-    losses = {name: max(share, 0.0) for name, (share, _) in found.items() if name != "goodput"}
     errors = Shares(**{name: error for name, (_, error) in found.items()})
     return Estimate(
-        shares=shares_of(losses),
+        shares=shares_of({name: share for name, (share, _) in found.items()}),
         errors=errors,
         failures=count,
         steps_lost=steps_lost,
