@@ -2,7 +2,8 @@
 
 One arithmetic serves two callers. Where rounds do not bear on each other it takes all of them at once, as arrays; where
 they do, one after the other, as plain numbers. Hence no ``if`` on a value: a condition is a factor of 0 or 1.
-A stretch begins with every tier at a phase, the steps of its cycle that are over. Times are seconds of training.
+A stretch begins with every tier at a phase, the steps of its cycle that are over; no drain is in flight yet. Times are
+seconds of training.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Pace:
             if cadence.save:
                 stalled = stalled + _positive(phase + steps - 1) // cadence.steps * cadence.save
             else:
-                slowed = slowed + cadence.tax * (cadence.drained(phase + steps) - cadence.drained(phase))
+                slowed = slowed + cadence.tax * cadence.drained(phase + steps)
         return slowed * self.step + stalled
 
     def whole_steps(self, seconds: Seconds, phases: Sequence[Counts]) -> Counts:

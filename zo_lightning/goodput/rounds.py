@@ -58,12 +58,13 @@ def one_tier(pace: Pace, load_seconds: float, gaps_F: Floats) -> Rounds:
 
 def early_credit(pace: Pace, gaps_F: Floats, seed: int) -> Rounds:
     """Stretches that begin somewhere in a cycle that goes on; see ``Scenario.legacy_credit``."""
-    (cadence,) = pace.cadences
+    (cadence,), begin = pace.cadences, (np.zeros(len(gaps_F), np.int64),)
     phase_F = (portable.uniforms(seed, PHASES, len(gaps_F)) * cadence.steps).astype(np.int64)
-    steps_F = pace.whole_steps(gaps_F, (phase_F,))
-    lost_F = (phase_F + steps_F) % cadence.steps + cadence.stale
-    part_F = pace.part(pace.left(gaps_F, steps_F, (phase_F,)), steps_F, (phase_F,))
-    return Rounds(gaps_F, steps_F, part_F, lost_F, np.zeros(len(gaps_F)))
+    since_F = gaps_F + pace.ended(phase_F, begin)  # seconds and steps since the cycle began
+    place_F = pace.whole_steps(since_F, begin)
+    part_F = pace.part(pace.left(since_F, place_F, begin), place_F, begin)
+    lost_F = place_F % cadence.steps + cadence.stale
+    return Rounds(gaps_F, place_F - phase_F, part_F, lost_F, np.zeros(len(gaps_F)))
 
 
 def destroyed(tiers: Sequence[Tier], kinds_F: Ints, seed: int) -> list[NDArray[np.bool_]]:
