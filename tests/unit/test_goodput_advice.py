@@ -80,6 +80,8 @@ def test_what_is_asked_about_is_answered(target):
 def test_a_drain_cannot_begin_before_the_last_one_is_done():
     with pytest.raises(ConfigError, match="`k`=10: a checkpoint takes 30 steps"):
         advise(CLUSTER, k=10, target="none")
+    with pytest.raises(ConfigError, match="`k`=10"):  # a plain snapshot could, and is not what was asked about
+        advise(replace(RUN, state_bytes=1_000_000_000, save=1.0), k=10, target="none")
     advice = advise(CLUSTER, k=10, target="newest")
     assert advice.plan.k == 30 and "`k`=10 is 30" in "\n".join(advice.sentences)
     assert round(100 * advice.plan.shares.goodput, 2) == 92.84

@@ -54,14 +54,10 @@ class Goodput(Callback):
         self._replayed = self._account is not None and goes_through_journal(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Account for a step, if one has ended, and log now and then, where Lightning does."""
-        if not self._count_step(trainer) or self._account is None:
-            return
-        logs = trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
-        if logs and time.perf_counter() >= self._next_log:
+        """Account for a step, if one has ended, and log now and then."""
+        if self._count_step(trainer) and time.perf_counter() >= self._next_log:
             self._next_log = time.perf_counter() + _LOG_SECONDS
-            figures = {f"goodput/{name}": value for name, value in self._account.figures().items()}
-            pl_module.log_dict(figures, batch_size=1, rank_zero_only=True)
+            self._log(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """No part of a step."""
@@ -74,6 +70,7 @@ class Goodput(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """All steps are made."""
+        self._log(trainer)
         self._close(FINISHED, lost=False)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -99,6 +96,13 @@ class Goodput(Callback):
         except OSError as error:
             self._give_up(error)
         return True
+
+    def _log(self, trainer: Trainer) -> None:
+        """Past Lightning's own collection, which would log a figure again and again until there is a new one."""
+        if self._account is not None:
+            figures = {f"goodput/{name}": value for name, value in self._account.figures().items()}
+            for logger in trainer.loggers:
+                logger.log_metrics(figures, step=trainer.global_step - 1)  # Lightning counts from 0
 
     def _close(self, end: str, *, lost: bool) -> None:
         account, self._account = self._account, None

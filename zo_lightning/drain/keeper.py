@@ -189,7 +189,7 @@ class DrainKeeper:
             tax=self._seconds + self._waited - traffic.stalled_seconds,
             stall=traffic.stalled_seconds,
             start=self._waited,
-            busy=self._windows is not None and self._windows.busy(self.attendant.report.done),
+            busy=self._windows is not None and self._windows.busy,
             snapshots=traffic.sent,
             saves=total.saves,
             save_seconds=total.seconds,

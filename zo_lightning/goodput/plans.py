@@ -104,7 +104,7 @@ def first_order(found: Measured, k: int | None, target: Target | None, rto: floa
         ConfigError: if what was asked about cannot be.
     """
     candidates = _candidates(found, target)
-    wanted = [candidate for candidate in candidates if target in (None, candidate.target)]
+    wanted = [candidate for candidate in candidates if _is_wanted(candidate.way, candidate.target, found, target)]
     if not wanted:
         raise ConfigError(
             f"`target`={target}: the run took plain snapshots, and what a drain costs is not known; measure it with "
@@ -117,9 +117,14 @@ def first_order(found: Measured, k: int | None, target: Target | None, rto: floa
 
     def rank(plan: Plan) -> tuple[bool, bool, float]:
         fits = plan.way == "snapshot" and fits_slack(found)
-        return target not in (None, plan.target), not fits, -plan.shares.goodput
+        return not _is_wanted(plan.way, plan.target, found, target), not fits, -plan.shares.goodput
 
     return sorted(plans, key=rank)
+
+
+def _is_wanted(way: Way, to: Target | None, found: Measured, target: Target | None) -> bool:
+    """Whether a way is what was asked about: a target is a drain's, unless the run takes plain snapshots."""
+    return target is None or (to == target and (way != "snapshot" or found.way == "snapshot"))
 
 
 def _candidates(found: Measured, target: Target | None) -> Sequence[_Candidate]:
