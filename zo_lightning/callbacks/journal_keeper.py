@@ -137,7 +137,7 @@ class JournalKeeper:
         status, stall = self._saver.status(), self._saver.waited
         return Kept(
             way="journal",
-            tax=self._seconds + self._journal.seconds - stall,
+            tax=self._seconds + self._journal.spent - stall,
             stall=stall,
             busy=self._saver.busy,
             snapshots=self._snapshots,

@@ -43,7 +43,7 @@ class Journal:
         segment_bytes: size at which a new file is begun.
 
     Attributes:
-        seconds: that ``append`` has taken.
+        spent: seconds in ``append``.
 
     Raises:
         JournalError: if steps are lost, the journal is another run's, or another process has it open.
@@ -61,7 +61,7 @@ class Journal:
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         files = files or LocalFiles()
-        self.folder, self._snapshot, self.seconds = folder, snapshot, 0.0
+        self.folder, self._snapshot, self.spent = folder, snapshot, 0.0
         make_folders(files, folder)
         with ExitStack() as undo:
             self._lock = _locked(folder)
@@ -125,7 +125,7 @@ class Journal:
         written = decode(raw, 0, shift=shift)
         assert written is not None and written.entry is not None
         self._entries[step] = written.entry
-        self.seconds += time.perf_counter() - started
+        self.spent += time.perf_counter() - started
         return written.entry
 
     def wait_durable(self) -> None:
