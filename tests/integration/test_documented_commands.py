@@ -19,6 +19,7 @@ from zo_lightning.cli import bench as zo_bench
 from zo_lightning.cli import drill as zo_drill
 from zo_lightning.cli import eval as zo_eval
 from zo_lightning.cli import export as zo_export
+from zo_lightning.cli import goodput as zo_goodput
 from zo_lightning.cli import replay as zo_replay
 from zo_lightning.cli import sweep_report as zo_sweep_report
 from zo_lightning.cli import train as zo_train
@@ -29,6 +30,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "zo-eval": zo_eval.main,
     "zo-export": zo_export.main,
     "zo-bench": zo_bench.main,
+    "zo-goodput": zo_goodput.main,
     "zo-replay": zo_replay.main,
     "zo-drill": zo_drill.main,
     "zo-sweep-report": zo_sweep_report.main,
@@ -62,6 +64,11 @@ ELSEWHERE = {
     "pip install ./examples/plugin": ("test_plugins.py", "EXAMPLE_PLUGIN.iterdir()"),
     "zo-train model=tiny-llama backend=dense trainer=ddp_sim": ("test_ddp.py", 'TWO = "trainer=ddp_sim"'),
     "python -m zo_lightning.cli.drain_tax experiment=adamw_drill": ("test_adamw_drill.py", "drain_tax.measured(config"),
+    "python train.py 'callbacks=[default,goodput]' supervise=true": (
+        "test_goodput_live.py",
+        '"callbacks=[default,goodput]",\n        "supervise=true"',
+    ),
+    "zo-goodput advise run_dir=outputs/DAY/RUN": ("test_goodput_live.py", '"advise", f"run_dir={zeroth.folder}"'),
     "python train.py supervise=true": ("test_supervise.py", '"supervise=true", f"hydra'),
     "python train.py supervise=true supervise.spare=true": ("test_supervise.py", '"supervise.spare=true", f"hydra'),
     "python train.py supervise.spare=true failure=kill failure.kill.step=140 trainer.max_steps=150": (

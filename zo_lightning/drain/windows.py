@@ -69,6 +69,11 @@ class Windows:
         self._tree_due = False
         self._sent = 0
 
+    @property
+    def busy(self) -> bool:
+        """Whether a window is open, or on its way to the disk."""
+        return self._step is not None or self._tree_due or self._sent > self._host.report.done
+
     def may_begin(self) -> bool:
         """Whether a window that is due can begin.
 
