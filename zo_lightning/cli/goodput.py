@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import hydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from zo_lightning.cli.errors import reported
 from zo_lightning.cli.goodput_answers import ANSWERS, Answer
@@ -16,6 +18,7 @@ from zo_lightning.cli.goodput_scenario import scenario_of
 from zo_lightning.cli.subcommands import take_subcommand, with_override
 from zo_lightning.config import register
 from zo_lightning.errors import ConfigError
+from zo_lightning.goodput.model import TARGETS
 from zo_lightning.goodput.tables import write_csv
 
 SUBCOMMANDS = {
@@ -62,22 +65,35 @@ def _written(config: DictConfig, answer: Answer) -> list[str]:
 
 
 def _check(config: DictConfig) -> None:
+    """Refuse what no scenario can say of itself, before anything is computed."""
     if config.failures < 0 or config.failures == 1:
         raise ConfigError(f"`failures`={config.failures}: 2 or more, or 0 for the closed forms alone")
+    if config.seed < 0:
+        raise ConfigError(f"`seed`={config.seed}: 0 or more")
+    if config.days is not None and not 0 < config.days < math.inf:
+        raise ConfigError(f"`days`={config.days}: a number above 0")
     for key in ("devices", "targets", "ks"):
         if config[key] is not None and not config[key]:
             raise ConfigError(f"`{key}` is empty: name some")
     for key in ("devices", "ks"):
-        _check_numbers(key, config[key] or [])
-    for key, given in (config.k or {}).items() if isinstance(config.k, DictConfig) else [("", config.k)]:
-        numbers: Any = given if isinstance(given, list | tuple) or hasattr(given, "_content") else [given]
-        _check_numbers(f"k.{key}" if key else "k", [] if given is None else numbers)
+        _check_steps(key, config[key] or [])
+    for key, given in _intervals(config).items():
+        _check_steps(key, given if isinstance(given, list) else [given])
 
 
-def _check_numbers(key: str, numbers: Any) -> None:
+def _intervals(config: DictConfig) -> dict[str, Any]:
+    """What is given as ``k``, by its full key."""
+    if not OmegaConf.is_config(config.k):
+        return {} if config.k is None else {"k": config.k}
+    if unknown := set(config.k) - set(TARGETS):
+        raise ConfigError(f"`k.{min(unknown)}`: there is no such target; choose of {', '.join(TARGETS)}")
+    return {f"k.{target}": OmegaConf.to_object(config.k)[target] for target in config.k}
+
+
+def _check_steps(key: str, numbers: Sequence[Any]) -> None:
     for number in numbers:
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise ConfigError(f"`{key}`={number}: whole numbers, 1 or more")
+        if not isinstance(number, int) or number < 1:
+            raise ConfigError(f"`{key}`={number}: a whole number, 1 or more")
 
 
 if __name__ == "__main__":

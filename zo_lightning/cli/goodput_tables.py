@@ -42,6 +42,9 @@ def print_table(rows: Sequence[Row], title: str) -> None:
             break
         names = [name for name in names if name != dropped]
     _print(title, _table(rows, names))
+    if off := [row.n for row in rows if row.exact is not None and abs(row.exact - row.goodput) > 1]:
+        note = f"From {min(off):,} devices on failures come so fast that `goodput` is off by a point and more"
+        console.print(f"{note}: go by {'exact' if 'exact' in names else 'simulated'}.")
 
 
 def print_sweep(rows: Sequence[Row], title: str) -> None:
@@ -85,18 +88,14 @@ def print_breakdown(rows: Sequence[Row], title: str) -> None:
 
 def print_changes(before: Row, changes: Sequence[Change]) -> None:
     """What each change is worth, the best first."""
-    title = (
-        f"What if? {before.n:,} devices, target {before.target}, k = {before.k}: goodput {before.goodput:.2f} %"
-    )
+    title = f"What if? {before.n:,} devices, target {before.target}, k = {before.k}: goodput {before.goodput:.2f} %"
     table = Table(box=SIMPLE, pad_edge=False)
     table.add_column("change", overflow="fold")
     for name in ("points", "goodput", "k"):
         table.add_column(name, justify="right", no_wrap=True)
     for change in changes:
         colour = "green" if change.gain >= 0.005 else "red" if change.gain <= -0.005 else "dim"
-        table.add_row(
-            change.name, f"[{colour}]{change.gain:+.2f}[/]", f"{change.row.goodput:.2f}", f"{change.row.k}"
-        )
+        table.add_row(change.name, f"[{colour}]{change.gain:+.2f}[/]", f"{change.row.goodput:.2f}", f"{change.row.k}")
     _print(title, table)
 
 

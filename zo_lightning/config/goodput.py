@@ -89,6 +89,7 @@ class GoodputConf:
     ks: list[int] = field(default_factory=list)
     legacy_credit: bool = False
     failures: int = 1000
+    days: float | None = None
     seed: int = 0
     out: str | None = None
     goodput: Any = MISSING

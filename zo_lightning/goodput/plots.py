@@ -80,9 +80,7 @@ def draw_changes(before: Row, changes: Sequence[Change], folder: Path) -> list[P
     axis.invert_yaxis()
     axis.margins(x=0.15)
     axis.set_xlabel("points of goodput")
-    axis.set_title(
-        f"{before.n:,} devices, {before.target}, k = {before.k}: {before.goodput:.2f} %", fontsize="medium"
-    )
+    axis.set_title(f"{before.n:,} devices, {before.target}, k = {before.k}: {before.goodput:.2f} %", fontsize="medium")
     return _save(figure, folder / f"what_if_{before.n}_{before.target}")
 
 
