@@ -19,6 +19,7 @@ from zo_lightning.cli import bench as zo_bench
 from zo_lightning.cli import drill as zo_drill
 from zo_lightning.cli import eval as zo_eval
 from zo_lightning.cli import export as zo_export
+from zo_lightning.cli import goodput as zo_goodput
 from zo_lightning.cli import replay as zo_replay
 from zo_lightning.cli import sweep_report as zo_sweep_report
 from zo_lightning.cli import train as zo_train
@@ -29,6 +30,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "zo-eval": zo_eval.main,
     "zo-export": zo_export.main,
     "zo-bench": zo_bench.main,
+    "zo-goodput": zo_goodput.main,
     "zo-replay": zo_replay.main,
     "zo-drill": zo_drill.main,
     "zo-sweep-report": zo_sweep_report.main,

@@ -83,11 +83,13 @@ def _check(config: DictConfig) -> None:
 
 def _intervals(config: DictConfig) -> dict[str, Any]:
     """What is given as ``k``, by its full key."""
-    if not OmegaConf.is_config(config.k):
+    if not isinstance(config.k, DictConfig):
         return {} if config.k is None else {"k": config.k}
-    if unknown := set(config.k) - set(TARGETS):
-        raise ConfigError(f"`k.{min(unknown)}`: there is no such target; choose of {', '.join(TARGETS)}")
-    return {f"k.{target}": OmegaConf.to_object(config.k)[target] for target in config.k}
+    given: dict[Any, Any] = OmegaConf.to_container(config.k)  # type: ignore[assignment]
+    for target in given:
+        if target not in TARGETS:
+            raise ConfigError(f"`k.{target}`: there is no such target; choose of {', '.join(TARGETS)}")
+    return {f"k.{target}": numbers for target, numbers in given.items()}
 
 
 def _check_steps(key: str, numbers: Sequence[Any]) -> None:

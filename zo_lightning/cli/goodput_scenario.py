@@ -20,11 +20,11 @@ def scenario_of(config: DictConfig) -> Scenario:
     Raises:
         ConfigError: for a number out of its range, or a drain that is longer than the run.
     """
-    given: dict[str, Any] = OmegaConf.to_container(config.goodput, resolve=True)  # type: ignore[assignment]
+    given: dict[str, Any] = OmegaConf.to_container(config.goodput, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
     given = {key: value.value if isinstance(value, Enum) else value for key, value in given.items()}
     given["trace"] = () if given["trace"] is None else read_trace(given["trace"])
     job, failures = _taken(given, Job), _taken(given, Failures)
-    tiers = tuple(Tier(name=name, **tier) for name, tier in given.pop("tiers").items())
+    tiers = tuple(Tier(**tier) for tier in given.pop("tiers"))
     scenario = Scenario(
         job=Job(**job), failures=Failures(**failures), tiers=tiers, k=1, legacy_credit=config.legacy_credit, **given
     )

@@ -36,23 +36,30 @@ _DROPPED = ("exact", *reversed(LOSSES), "simulated")  # on a narrow terminal, in
 def print_table(rows: Sequence[Row], title: str) -> None:
     """All rows, those of one number of devices together; the most goodput among them is bold."""
     names = [name for name in _COLUMNS if name not in (*LOSSES, "serial", "exact", "simulated") or _told(rows, name)]
-    console = Console()
     for dropped in _DROPPED:
-        if console.measure(_table(rows, names), options=console.options.update(width=_WIDE)).maximum <= console.width:
+        if _fits(_table(rows, names)):
             break
         names = [name for name in names if name != dropped]
     _print(title, _table(rows, names))
     if off := [row.n for row in rows if row.exact is not None and abs(row.exact - row.goodput) > 1]:
         note = f"From {min(off):,} devices on failures come so fast that `goodput` is off by a point and more"
-        console.print(f"{note}: go by {'exact' if 'exact' in names else 'simulated'}.")
+        Console().print(f"{note}: go by {'exact' if 'exact' in names else 'simulated'}.")
 
 
 def print_sweep(rows: Sequence[Row], title: str) -> None:
-    """Intervals down, targets across; of one target all that is known. The most goodput of each target is bold."""
-    targets = list(dict.fromkeys(row.target for row in rows))
-    if len(targets) == 1:
+    """Intervals down, targets across; all that is known where there is one target, or no room for several.
+
+    The most goodput of each target is bold.
+    """
+    table = _pivot(rows)
+    if len({row.target for row in rows}) == 1 or not _fits(table):
         print_table(rows, title)
-        return
+    else:
+        _print(title, table)
+
+
+def _pivot(rows: Sequence[Row]) -> Table:
+    targets = list(dict.fromkeys(row.target for row in rows))
     table = Table(box=SIMPLE, pad_edge=False)
     best = {target: max(row.goodput for row in rows if row.target == target) for target in targets}
     table.add_column("k", justify="right")
@@ -66,7 +73,7 @@ def print_sweep(rows: Sequence[Row], title: str) -> None:
             texts.append(_bold(f"{row.goodput:.2f}", row.goodput == best[row.target]))
             texts += [f"{row.serial:.2f}"] if row.serial is not None and row.target != "blocking" else []
         table.add_row(*texts)
-    _print(title, table)
+    return table
 
 
 def print_breakdown(rows: Sequence[Row], title: str) -> None:
@@ -125,6 +132,11 @@ def _table(rows: Sequence[Row], names: Sequence[str]) -> Table:
             texts["goodput"] = _bold(texts["goodput"], row.goodput == best)
             table.add_row(*texts.values(), end_section=number == len(group) - 1)
     return table
+
+
+def _fits(table: Table) -> bool:
+    console = Console()
+    return console.measure(table, options=console.options.update(width=_WIDE)).maximum <= console.width
 
 
 def _print(title: str, table: Table) -> None:

@@ -40,6 +40,7 @@ class Trace(Enum):
 class TierConf:
     """A place for checkpoints; what is left out it has from the job."""
 
+    name: str = MISSING
     every: int | None = None
     drain_steps: int | None = None
     tax: float | None = None
@@ -70,7 +71,7 @@ class ScenarioConf:
     rack_mtbf_hours: float = math.inf
     switch_devices: int = 512
     switch_mtbf_hours: float = math.inf
-    tiers: dict[str, TierConf] = field(default_factory=dict)
+    tiers: list[TierConf] = field(default_factory=list)
     survives_in_flight: bool = False
     spares: int | None = None
     repair_seconds: float = 14400.0

@@ -46,8 +46,8 @@ def what_if(
         >>> before, changes = what_if(Scenario(k=52, target="none"))
         >>> for change in changes[:2]:
         ...     print(f"{change.name}: {change.gain:.1f}")
+        devices that fail half as often: 3.5
         a restart in 40 s instead of 390: 2.9
-        devices that fail half as often: 2.9
     """
     before = row(base, failures=failures, seed=seed)
     found = []

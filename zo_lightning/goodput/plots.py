@@ -126,7 +126,9 @@ def _devices_axis(axis: Any, rows: Sequence[Row]) -> None:
 def _near_the_top(axis: Any, rows: Sequence[Row]) -> None:
     """Not down to 0, where an interval is far too short or long: the differences that count are near the best."""
     best = min(max(row.goodput for row in line) for _, line in _by_target(rows))
-    axis.set_ylim(bottom=max(best - 8, min(row.goodput for row in rows) - 1))
+    bottom = max(best - 8, min(row.goodput for row in rows) - 1)
+    axis.set_ylim(bottom=bottom)
+    axis.set_xlim(right=1.5 * max(row.k for row in rows if row.goodput > bottom))
 
 
 def _short(n: int) -> str:

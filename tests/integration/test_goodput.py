@@ -1,0 +1,191 @@
+"""``zo-goodput`` as a user types it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+
+from tests.command import message
+from zo_lightning.cli import goodput
+from zo_lightning.cli.goodput_scenario import scenario_of
+from zo_lightning.config import register
+from zo_lightning.goodput.failures import Failures
+from zo_lightning.goodput.model import Job
+from zo_lightning.goodput.scenario import Scenario, Tier
+
+Ask = Callable[..., tuple[str, dict]]
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Ask:
+    """What ``zo-goodput`` prints in an empty folder, and its line of JSON."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, width: int = 120) -> tuple[str, dict]:
+        monkeypatch.setattr(sys, "argv", ["zo-goodput", *words])
+        monkeypatch.setenv("COLUMNS", str(width))
+        goodput.main()
+        said, line = capsys.readouterr().out.rstrip("\n").rsplit("\n", 1)
+        return said, json.loads(line)
+
+    return run
+
+
+def scenario(*overrides: str) -> Scenario:
+    register()
+    with initialize_config_module("zo_lightning.conf", version_base="1.3"):
+        return scenario_of(compose("goodput", ["command=table", *overrides]))
+
+
+def test_the_default_configuration_is_that_of_the_library() -> None:
+    assert scenario() == Scenario(job=Job(), k=1)
+    assert scenario("goodput=post") == Scenario(job=Job(), k=1, legacy_credit=True)
+
+
+def test_every_field_of_the_library_is_a_key(tmp_path: Path) -> None:
+    register()
+    with initialize_config_module("zo_lightning.conf", version_base="1.3"):
+        keys = set(compose("goodput", ["command=table"]).goodput)
+    chosen = {"job", "k", "target", "legacy_credit", "failures"}
+    assert keys == {f.name for kind in (Job, Failures, Scenario) for f in fields(kind)} - chosen
+    (tmp_path / "trace").write_text("10\n20 # a switch\n")
+    found = scenario(
+        f"goodput.trace={tmp_path / 'trace'}",
+        "goodput.law=trace",
+        "goodput.tiers=[{name:local,every:5,survives_rack:0.5}]",
+    )
+    assert found.failures == Failures(law="trace", trace=(10.0, 20.0))
+    assert found.tiers == (Tier(name="local", every=5, survives_rack=0.5),)
+
+
+def test_the_table_ends_with_rows_in_per_cent(ask: Ask) -> None:
+    said, answer = ask("table", "out=made")
+    rows = {(row["n"], row["target"]): row for row in answer["rows"]}
+    assert len(rows) == 25 and answer["command"] == "table"
+    newest = rows[16_384, "newest"]
+    assert {"n", "k", "target", "goodput", "rework", "restart", "tax"} <= newest.keys()
+    assert newest["goodput"] == pytest.approx(93.33, abs=0.01) and newest["restart"] == pytest.approx(3.43, abs=0.01)
+    for row in rows.values():
+        assert abs(row["simulated"] - row["exact"]) <= 4 * row["error"]
+        assert f"{row['simulated']:.2f} ± {1.96 * row['error']:.2f}" in said
+    assert answer["files"] == ["made/table.csv", "made/table.png", "made/table.svg"]
+    with open("made/table.csv") as file:
+        assert [float(row["goodput"]) for row in csv.DictReader(file)] == [row["goodput"] for row in answer["rows"]]
+
+
+def test_nothing_is_written_without_a_folder(ask: Ask) -> None:
+    assert ask("table", "failures=0")[1]["files"] == []
+    assert not list(Path().iterdir())
+
+
+def test_the_posts_preset_is_its_table_with_the_true_drains_beside_it(ask: Ask) -> None:
+    said, answer = ask("table", "goodput=post")
+    found = {(row["n"], row["target"]): (row["k"], round(row["goodput"], 2)) for row in answer["rows"]}
+    assert found[65_536, "none"] == (10, 81.67) and found[512, "blocking"] == (2000, 96.44)
+    assert "serial" in said and {round(row["serial"], 2) for row in answer["rows"]} >= {74.97, 90.99}
+    assert "goodput.tax" not in said
+
+
+def test_the_sweep_shows_targets_side_by_side(ask: Ask) -> None:
+    said, answer = ask("sweep", "ks=[30,60]", "failures=0")
+    assert len(answer["rows"]) == 10 and "newest" in said and "91.45" in said
+    said, answer = ask("sweep", "legacy_credit=true", "ks=[3]", "targets=[none]", "failures=0")
+    assert "93.48" in said and "90.99" in said
+    assert {row["n"] for row in ask("sweep", "ks=[30]", "devices=[512,2048]", "failures=0")[1]["rows"]} == {512, 2048}
+
+
+def test_the_breakdown_draws_losses(ask: Ask) -> None:
+    said, answer = ask("breakdown", "failures=0", "devices=[512,65536]", "out=made")
+    assert "█ rework" in said and "idle" not in said
+    assert Path("made/breakdown.svg").is_file() and len(answer["rows"]) == 10
+
+
+def test_what_if_says_what_changes_are_worth(ask: Ask) -> None:
+    said, answer = ask("what-if", "failures=200")
+    gains = [row["gain"] for row in answer["rows"][1:]]
+    assert gains == sorted(gains, reverse=True) and answer["rows"][0]["change"] is None
+    assert "a restart in 40 s instead of 390" in said and "+2.90" in said
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+@pytest.mark.parametrize("command", ["table", "sweep", "breakdown", "what-if"])
+def test_it_fits_the_terminal(ask: Ask, command: str, width: int) -> None:
+    said, _ = ask(command, "failures=50", width=width)
+    assert max(map(len, said.splitlines())) <= width and "…" not in said
+
+
+def test_so_many_days_are_so_many_failures(ask: Ask) -> None:
+    """A year of a million devices is one command."""
+    _, answer = ask("table", "devices=[1000000]", "days=365", "targets=[newest]")
+    (row,) = answer["rows"]
+    assert row["error"] < 0.2 and abs(row["simulated"] - row["exact"]) < 4 * row["error"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["goodput.tax=nan"], "`goodput.tax`=nan"),
+        (["goodput.step_seconds=-1"], "`goodput.step_seconds`=-1.0"),
+        (["goodput.law=trace"], "`goodput.trace` is empty"),
+        (["days=0.001"], "`goodput.drain_steps`=30: a drain takes 0.00243 days, longer than the run of `days`=0.001"),
+        (["days=nan"], "`days`=nan"),
+        (["k=0"], "`k`=0"),
+        (["k=10"], "`k`=10: a drain takes 30 steps"),
+        (["k=abc"], "`k`=abc"),
+        (["k={nun:10}"], "`k.nun`"),
+        (["k={none:[1,2]}"], "`k.none` has 2 intervals for 5 `devices`"),
+        (["devices=[]"], "`devices` is empty"),
+        (["devices=[0]"], "`devices`=0"),
+        (["ks=[-3]"], "`ks`=-3"),
+        (["failures=-1"], "`failures`=-1"),
+        (["failures=1"], "`failures`=1"),
+        (["failures=0", "goodput.spares=1"], "`failures`=0"),
+        (["seed=-1"], "`seed`=-1"),
+        (["goodput.mtbf_hours=inf"], "`goodput.mtbf_hours`=inf"),
+    ],
+)
+def test_bad_input_is_refused_by_its_key(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["zo-goodput", "table", "out=made", *words])
+    assert said in message(capsys, goodput.main)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_needs_no_torch_and_no_matplotlib_unless_it_draws(tmp_path: Path) -> None:
+    code = """
+import sys
+from zo_lightning.cli.goodput import main
+
+sys.argv = ["zo-goodput", "table", "failures=100", *sys.argv[1:]]
+main()
+print([name for name in ("torch", "lightning", "transformers", "datasets", "vllm") if name in sys.modules])
+print("matplotlib" in sys.modules)
+"""
+    for words, drawn in (([], "False"), (["out=made"], "True")):
+        command = [sys.executable, "-c", code, *words]
+        done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+        assert done.stdout.splitlines()[-2:] == ["[]", drawn] and not done.stderr
+
+
+def test_the_library_needs_neither_torch_nor_hydra() -> None:
+    code = """
+import sys
+from zo_lightning.goodput.changes import what_if
+from zo_lightning.goodput.plots import draw_table
+from zo_lightning.goodput.scenario import Scenario
+
+what_if(Scenario(k=52, target="none"), failures=100)
+print([name for name in ("torch", "hydra", "omegaconf", "matplotlib", "lightning") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
