@@ -37,7 +37,7 @@ def test_intervals_are_of_all_rows_or_of_targets_or_of_scales() -> None:
     assert ks(60) == [60, 60, 60, 60]
     assert ks({"none": 60}) == [60, 1716, 60, 848]
     assert ks({"none": [60, 70], "blocking": 80}) == [60, 80, 70, 80]
-    with pytest.raises(ConfigError, match="`k.none` has 1 intervals for 2 `devices`"):
+    with pytest.raises(ConfigError, match=r"`k.none` has 1 intervals for 2 `devices`"):
         ks({"none": [60]})
 
 
