@@ -9,19 +9,19 @@ from zo_lightning.errors import ConfigError
 
 
 def refuse(key: str, value: Any, wanted: str) -> NoReturn:
-    """Say what ``goodput.<key>`` should be.
+    """Say what a key should be.
 
     Raises:
         ConfigError: always.
     """
-    raise ConfigError(f"`goodput.{key}`={value}: {wanted}")
+    raise ConfigError(f"`{key}`={value}: {wanted}")
 
 
 def refuse_outside(key: str, value: float, low: float, high: float = math.inf, *, above: bool = False) -> None:
     """Refuse a number that is none, or not between two limits.
 
     Args:
-        key: of the configuration, without ``goodput.``.
+        key: of the configuration, whole.
         value: what it is.
         low: the least allowed number.
         high: the greatest.

@@ -34,14 +34,22 @@ class Estimate:
     seconds: float
 
 
-def shares_of(losses: Mapping[str, float]) -> Shares:
-    """The losses, and goodput as the rest to 1.
+def shares_of(parts: Mapping[str, float]) -> Shares:
+    """Shares that add up to exactly 1: the largest one takes up the rounding.
+
+    Args:
+        parts: shares by name; goodput below 0 is that failures took more than was done, as early credit lets them.
 
     Examples:
-        >>> shares_of({"rework": 0.25, "restart": 0.25, "tax": 0.0}).goodput
-        0.5
+        >>> from dataclasses import astuple
+        >>> math.fsum(astuple(shares_of({"goodput": 0.1, "rework": 0.2, "restart": 0.7000001, "tax": 0.0})))
+        1.0
     """
-    return Shares(goodput=max(math.fsum([1.0, *(-loss for loss in losses.values())]), 0.0), **losses)
+    known = {name: max(share, 0.0) for name, share in parts.items()}
+    known["rework"] = max(parts["rework"] + min(parts["goodput"], 0.0), 0.0)
+    largest = max(known, key=lambda name: known[name])
+    known[largest] = math.fsum([1.0, *(-share for name, share in known.items() if name != largest)])
+    return Shares(**known)
 
 
 def ratio(part_F: Floats, round_F: Floats, *, independent: bool, distinct: int) -> tuple[float, float]:

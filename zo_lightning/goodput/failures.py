@@ -58,12 +58,12 @@ class Failures:
     def __post_init__(self) -> None:
         for name, choices in (("law", get_args(Law)), ("trace_holds", get_args(Trace))):
             if getattr(self, name) not in choices:
-                refuse(name, getattr(self, name), f"choose one of {', '.join(choices)}")
+                refuse(f"goodput.{name}", getattr(self, name), f"choose one of {', '.join(choices)}")
         # Beyond these the mean is that of a few times that a simulation never draws.
-        refuse_outside("shape", self.shape, 0.1, 10.0)
+        refuse_outside("goodput.shape", self.shape, 0.1, 10.0)
         for kind in ("rack", "switch"):
-            refuse_outside(f"{kind}_devices", getattr(self, f"{kind}_devices"), 1)
-            refuse_outside(f"{kind}_mtbf_hours", getattr(self, f"{kind}_mtbf_hours"), 0, above=True)
+            refuse_outside(f"goodput.{kind}_devices", getattr(self, f"{kind}_devices"), 1)
+            refuse_outside(f"goodput.{kind}_mtbf_hours", getattr(self, f"{kind}_mtbf_hours"), 0, above=True)
         if self.law == "trace":
             self._check_trace()
 
@@ -71,12 +71,11 @@ class Failures:
         if not self.trace:
             raise ConfigError("`goodput.trace` is empty: give at least one failure, or another `goodput.law`")
         for value in self.trace:
-            if not 0 <= value < math.inf:
-                refuse("trace", value, "seconds, 0 or more")
+            refuse_outside("goodput.trace", value, 0, 1e15)
         if min(self.gaps()) < 0:
             raise ConfigError("`goodput.trace` is not in order: sort it, or say `goodput.trace_holds=gaps`")
         if max(self.trace) == 0:
-            refuse("trace", 0.0, "at least one of its times must be above 0")
+            refuse("goodput.trace", 0.0, "at least one of its times must be above 0")
 
     def gaps(self) -> tuple[float, ...]:
         """Seconds of training between the failures of the trace.

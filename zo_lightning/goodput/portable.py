@@ -132,14 +132,14 @@ def normal_quantile(p: Floats) -> Floats:
 
 
 def gamma(x: float) -> float:
-    """The gamma function of a number of 1 or more, by Stirling's series from 20 on.
+    """The gamma function of a number of 1 or more, by Stirling's series from 12 on.
 
     Examples:
         >>> round(gamma(5.0), 12)
         24.0
     """
     below = 1.0
-    while x < 20:
+    while x < 12:
         below, x = below * x, x + 1
     series = _polynomial(np.array([1 / (x * x)]), (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360_360))
     at = np.array([x])

@@ -6,6 +6,10 @@ steps; an asynchronous drain goes along with the last D of them and counts from 
 come one at a time, k below D is D. A failure during the step after n whole ones of a stretch, with ``n < k``, takes all
 n; otherwise it takes ``n % k`` and the target's staleness. The drain in flight is lost. The clock of failures runs
 while the job trains or saves; it stands still during restarts and while the job waits for a device.
+
+Of several tiers each has its own cycle, counted from the newest checkpoint that it holds, so that the cycle of a slow
+tier goes on through restarts from a fast one; a drain that was interrupted begins anew. A tier that has lost what it
+held drains at once, or saves after the next step.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import math
 from dataclasses import dataclass, field
 
 from zo_lightning.errors import ConfigError
-from zo_lightning.goodput.checks import refuse_outside
+from zo_lightning.goodput.checks import refuse, refuse_outside
 from zo_lightning.goodput.failures import KINDS, Failures
 from zo_lightning.goodput.model import TARGETS, Job, Target
 
@@ -51,9 +55,9 @@ class Tier:
     def __post_init__(self) -> None:
         for key, low in (("every", 1), ("drain_steps", 1), ("tax", 0), ("save_seconds", 0), ("load_seconds", 0)):
             if getattr(self, key) is not None:
-                refuse_outside(f"tiers.{self.name}.{key}", getattr(self, key), low)
+                refuse_outside(f"goodput.tiers.{self.name}.{key}", getattr(self, key), low, 2**40)
         for kind in KINDS:
-            refuse_outside(f"tiers.{self.name}.survives_{kind}", getattr(self, f"survives_{kind}"), 0, 1)
+            refuse_outside(f"goodput.tiers.{self.name}.survives_{kind}", getattr(self, f"survives_{kind}"), 0, 1)
 
     @property
     def survival(self) -> tuple[float, float, float]:
@@ -101,17 +105,24 @@ class Scenario:
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
-            raise ConfigError(f"`goodput.target`={self.target}: choose one of {', '.join(TARGETS)}")
+            raise ConfigError(f"`target`={self.target}: choose one of {', '.join(TARGETS)}")
         refuse_outside("k", self.k, 1, 2**40)
+        if self.k % 1:
+            refuse("k", self.k, "a whole number of steps")
         if self.spares is not None:
-            refuse_outside("spares", self.spares, 0)
-        refuse_outside("repair_seconds", self.repair_seconds, 0)
-        refuse_outside("straggler_share", self.straggler_share, 0, 1)
-        refuse_outside("straggler_slowdown", self.straggler_slowdown, 1)
+            refuse_outside("goodput.spares", self.spares, 0)
+        refuse_outside("goodput.repair_seconds", self.repair_seconds, 0, 1e15)
+        refuse_outside("goodput.straggler_share", self.straggler_share, 0, 1)
+        refuse_outside("goodput.straggler_slowdown", self.straggler_slowdown, 1)
         if self.legacy_credit and (self.tiers or self.survives_in_flight):
-            raise ConfigError("`goodput.legacy_credit=true` knows neither `goodput.tiers` nor drains that survive")
-        if not math.isfinite(self.step_seconds):
-            raise ConfigError("`goodput.straggler_slowdown`=inf: with `goodput.straggler_share=1` no step ever ends")
+            raise ConfigError("`legacy_credit=true` knows neither `goodput.tiers` nor drains that survive")
+        for key in ("tax", "save_seconds", "step_seconds"):
+            if math.isinf(getattr(self.job, key)):
+                refuse(f"goodput.{key}", math.inf, "no step would ever end")
+        if math.isinf(self.straggler_slowdown) and self.straggler_share == 1:
+            refuse(
+                "goodput.straggler_slowdown", math.inf, "no step would ever end; make `goodput.straggler_share` less"
+            )
 
     @property
     def step_seconds(self) -> float:

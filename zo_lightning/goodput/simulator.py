@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from zo_lightning.goodput import portable
 from zo_lightning.goodput.checks import refuse, refuse_outside
 from zo_lightning.goodput.estimate import Estimate, ratio, shares_of
-from zo_lightning.goodput.failures import PHASES, draw_gaps, draw_kinds
+from zo_lightning.goodput.failures import draw_gaps, draw_kinds
 from zo_lightning.goodput.model import Shares
-from zo_lightning.goodput.rounds import destroyed, idle_seconds, losses
+from zo_lightning.goodput.pace import Cadence, Pace
+from zo_lightning.goodput.rounds import Rounds, destroyed, early_credit, idle_seconds, many_tiers, one_tier
 from zo_lightning.goodput.scenario import Scenario, Tier
-from zo_lightning.goodput.stretches import Cadence, Ints, Stretches
 
-_COUNTABLE = 2.0**48  # steps between two failures
-_NO_ERROR = Shares(goodput=0.0, rework=0.0, restart=0.0, tax=0.0)
+_COUNTABLE = 2.0**50  # steps between two failures
+_NONE = Shares(goodput=0.0, rework=0.0, restart=0.0, tax=0.0)
 
 
 def simulate(scenario: Scenario, *, failures: int = 1000, seed: int = 0) -> Estimate:
@@ -45,26 +46,25 @@ def simulate(scenario: Scenario, *, failures: int = 1000, seed: int = 0) -> Esti
     """
     refuse_outside("failures", failures, 2)
     refuse_outside("seed", seed, 0, 2**64 - 1)
-    mean, job = scenario.mtbf, scenario.job
+    mean = scenario.mtbf
     tiers = scenario.tiers or (Tier(name="all"),)
-    cadences = tuple(Cadence.of(scenario, tier) for tier in tiers)
+    pace = Pace(tuple(Cadence.of(scenario, tier) for tier in tiers), scenario.step_seconds, scenario.survives_in_flight)
     if math.isinf(mean):
-        return _endless(scenario, cadences)
-    if mean / scenario.step_seconds > _COUNTABLE:
-        refuse("mtbf_hours", job.mtbf_hours, "more steps between two failures than can be counted; inf: no failures")
-    phases_F = np.zeros(failures, np.int64)
-    legacy = scenario.legacy_credit and scenario.target != "blocking"  # credit is a matter of drains
-    if legacy:
-        phases_F = (portable.uniforms(seed, PHASES, failures) * cadences[0].steps).astype(np.int64)
-    kinds_F = draw_kinds(scenario.failures, job, failures, seed)
+        return _endless(scenario, pace.cadences)
     gaps_F = draw_gaps(scenario.failures, mean, failures, seed)
-    stretches = Stretches(cadences, scenario.step_seconds, gaps_F, phases_F, scenario.survives_in_flight)
-    if legacy:
-        lost_F, load_F = stretches.age(0), np.zeros(failures)
+    if gaps_F.max() / scenario.step_seconds > _COUNTABLE:
+        key = "trace" if scenario.failures.law == "trace" else "mtbf_hours"
+        refuse(f"goodput.{key}", float(gaps_F.max()), "seconds between two failures are more steps than can be counted")
+    kinds_F = draw_kinds(scenario.failures, scenario.job, failures, seed)
+    alone = len(tiers) == 1 and min(tiers[0].survival) == 1
+    if scenario.legacy_credit and scenario.target != "blocking":  # credit is a matter of drains
+        rounds = early_credit(pace, gaps_F, seed)
+    elif alone:
+        rounds = one_tier(pace, tiers[0].load_seconds, gaps_F)
     else:
-        lost_F, load_F = losses(tiers, stretches, destroyed(tiers, kinds_F, seed))
-    restart_F = job.restart_seconds + load_F
-    return account(scenario, stretches, lost_F, restart_F, idle_seconds(scenario, gaps_F, kinds_F, restart_F))
+        rounds = many_tiers(pace, tiers, gaps_F, destroyed(tiers, kinds_F, seed))
+    idle_F = idle_seconds(scenario, rounds, kinds_F)
+    return _account(scenario, rounds, idle_F, independent=alone and scenario.spares is None)
 
 
 def _endless(scenario: Scenario, cadences: Sequence[Cadence]) -> Estimate:
@@ -73,56 +73,40 @@ def _endless(scenario: Scenario, cadences: Sequence[Cadence]) -> Estimate:
     tax = slowed * math.fsum(cadence.tax * cadence.drain / cadence.steps for cadence in cadences)
     stall = math.fsum([slowed - step, *(cadence.save / cadence.steps for cadence in cadences)])
     total = math.fsum([step, tax, stall])
-    shares = shares_of({"rework": 0.0, "restart": 0.0, "tax": tax / total, "stall": stall / total})
-    return Estimate(shares=shares, errors=_NO_ERROR, failures=0, steps_lost=0.0, seconds=math.inf)
+    shares = shares_of(
+        {"goodput": step / total, "rework": 0.0, "restart": 0.0, "tax": tax / total, "stall": stall / total}
+    )
+    return Estimate(shares=shares, errors=_NONE, failures=0, steps_lost=0.0, seconds=math.inf)
 
 
-def account(
-    scenario: Scenario,
-    stretches: Stretches,
-    lost_F: Ints,
-    restart_F: portable.Floats,
-    idle_F: portable.Floats,
-) -> Estimate:
-    """Where the time of all rounds went.
-
-    Args:
-        scenario: see ``Scenario``.
-        stretches: see ``Stretches``.
-        lost_F: int64 [F], whole steps that each failure took.
-        restart_F: float64 [F], seconds of each restart.
-        idle_F: float64 [F], seconds of waiting for a device.
-    """
-    count, step = len(lost_F), scenario.job.step_seconds
-    steps_lost = math.fsum(lost_F.tolist()) / count
-    round_F = stretches.seconds + restart_F + idle_F
+def _account(scenario: Scenario, rounds: Rounds, idle_F: portable.Floats, *, independent: bool) -> Estimate:
+    """Where the time of all rounds went."""
+    count, step, slowed = len(idle_F), scenario.job.step_seconds, scenario.step_seconds
+    steps_lost = math.fsum(rounds.lost.tolist()) / count
     if math.isinf(scenario.job.restart_seconds):
-        nothing = shares_of({"rework": 0.0, "restart": 1.0, "tax": 0.0})
-        return Estimate(shares=nothing, errors=_NO_ERROR, failures=count, steps_lost=steps_lost, seconds=math.inf)
-    done_F = stretches.steps_F + stretches.part_F
-    slow_F = done_F * (stretches.step - step)
-    beyond_F = stretches.seconds - done_F * stretches.step  # of drains, or of blocking saves
+        nothing = replace(_NONE, restart=1.0)
+        return Estimate(shares=nothing, errors=_NONE, failures=count, steps_lost=steps_lost, seconds=math.inf)
+    done_F = rounds.steps + rounds.part
+    beyond_F = rounds.seconds - done_F * slowed  # of drains, or of blocking saves
     blocking = scenario.target == "blocking"
+    restart_F = scenario.job.restart_seconds + rounds.load
     parts: dict[str, portable.Floats] = {
-        "goodput": step * (stretches.steps_F - lost_F).astype(np.float64),
-        "rework": (lost_F + stretches.part_F) * step,
+        "goodput": step * (rounds.steps - rounds.lost).astype(np.float64),
+        "rework": (rounds.lost + rounds.part) * step,
         "restart": restart_F,
         "tax": np.zeros(count) if blocking else beyond_F,
-        "stall": slow_F + beyond_F if blocking else slow_F,
+        "stall": done_F * (slowed - step) + blocking * beyond_F,
         "idle": idle_F,
     }
+    round_F = rounds.seconds + restart_F + idle_F
     trace = scenario.failures.trace if scenario.failures.law == "trace" else ()
-    independent = scenario.spares is None and len(stretches.cadences) == 1
     found = {
         name: ratio(part_F, round_F, independent=independent, distinct=min(len(trace) or count, count))
         for name, part_F in parts.items()
     }
-    kept = found.pop("goodput")
-    shares = {name: share for name, (share, _) in found.items()}
-    shares["rework"] += min(kept[0], 0.0)  # legacy credit may take more steps than were done
-    errors = Shares(goodput=kept[1], **{name: error for name, (_, error) in found.items()})
+    errors = Shares(**{name: error for name, (_, error) in found.items()})
     return Estimate(
-        shares=shares_of(shares),
+        shares=shares_of({name: share for name, (share, _) in found.items()}),
         errors=errors,
         failures=count,
         steps_lost=steps_lost,
