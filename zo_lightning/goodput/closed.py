@@ -1,9 +1,16 @@
-"""Closed forms for failures that come at random (exponential, one at a time): two laws and their best intervals."""
+"""Closed forms for failures that come at random (exponential, one at a time), and the intervals that they call best.
+
+Two forms answer the same question. ``closed_form`` lets a failure find every step of a checkpoint's cycle alike, which is
+how tables of this kind are made. ``exact_form`` knows that a restart begins a cycle, and is what the simulator
+converges to. Both count as ``Shares`` says; the clock of failures stands still during a restart.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+from zo_lightning.errors import ConfigError
 from zo_lightning.goodput.model import Job, Shares, Target
 
 
@@ -16,23 +23,26 @@ def lost_steps(job: Job, k: float, target: Target, *, legacy_credit: bool = Fals
         target: see ``Target``.
         legacy_credit: a drain counts as complete after ``k`` steps, though it takes ``drain_steps``.
 
+    Raises:
+        ConfigError: for a ``k`` below 1.
+
     Examples:
         >>> [lost_steps(Job(), 30, target) for target in ("newest", "median", "oldest", "none")]
         [14.5, 29.5, 43.5, 44.5]
     """
-    if not legacy_credit and target != "blocking":
-        k = max(k, job.drain_steps)
-    drain = min(k, job.drain_steps)
-    stale = {"newest": 0.0, "median": drain // 2, "oldest": drain - 1, "none": drain, "blocking": 0.0}[target]
-    return (k - 1) / 2 + stale
+    k, drain = _cycle(job, k, target, legacy_credit)
+    return (k - 1) / 2 + _staleness(target, drain)
 
 
 def closed_form(job: Job, k: float, target: Target, *, legacy_credit: bool = False) -> Shares:
     """Where the time goes if a failure finds every step of a checkpoint's cycle with the same probability.
 
-    Asynchronous checkpoints: ``((M/s - 1/2) - L) t / (M + R)`` with ``s = t (1 + alpha min(1, D/k))`` and L of
-    ``lost_steps``; the half step is the one that a failure interrupts. Blocking ones: Daly's (2006)
-    ``k t / ((M + R) (exp((k t + C)/M) - 1))``, which is exact.
+    Asynchronous checkpoints: ``((M/s - 1/2) - L) t / (M + R)`` with ``s = t (1 + alpha D/k)`` and L of ``lost_steps``;
+    the half step is the one that a failure interrupts. Blocking ones: ``exact_form``.
+
+    The approximation is to first order in (k + D) s / M, and low: a restored checkpoint has age 0, so that failures in
+    quick succession lose less than L. With the defaults it misses 0.09 points of goodput at 16,384 devices and 0.7 at
+    65,536 (``none``, best k); with ``newest`` 0.01 and 0.05.
 
     Args:
         job: see ``Job``.
@@ -40,23 +50,183 @@ def closed_form(job: Job, k: float, target: Target, *, legacy_credit: bool = Fal
         target: see ``Target``.
         legacy_credit: see ``lost_steps``.
 
+    Raises:
+        ConfigError: for a ``k`` below 1.
+
     Examples:
         >>> round(100 * closed_form(Job(), 30, "newest").goodput, 2)
         92.84
         >>> round(100 * closed_form(Job(devices=65_536), 30, "none").goodput, 2)
         74.97
     """
-    mean, step, total = job.mtbf, job.step_seconds, job.mtbf + job.restart_seconds
-    restart = job.restart_seconds / total
     if target == "blocking":
-        cycle = k * step + job.save_seconds
-        goodput = k * step / (total * math.expm1(cycle / mean))
-        stall = mean * job.save_seconds / cycle / total
-        return Shares(goodput=goodput, rework=1 - goodput - stall - restart, restart=restart, tax=0.0, stall=stall)
-    if not legacy_credit:
-        k = max(k, job.drain_steps)
-    slowed = step * (1 + job.tax * min(1.0, job.drain_steps / k))
-    done = mean / slowed
-    rework = min(lost_steps(job, k, target, legacy_credit=legacy_credit) + 0.5, done) * step / total
-    goodput = done * step / total - rework
-    return Shares(goodput=goodput, rework=rework, restart=restart, tax=done * (slowed - step) / total)
+        return exact_form(job, k, target)
+    lost = lost_steps(job, k, target, legacy_credit=legacy_credit) + 0.5
+    k, drain = _cycle(job, k, target, legacy_credit)
+    slowed = job.step_seconds * (1 + job.tax * drain / k)
+    done = job.step_seconds / slowed
+    rework = min(lost * job.step_seconds / job.mtbf, done)
+    return _shares(job, goodput=done - rework, tax=1 - done)
+
+
+def exact_form(job: Job, k: float, target: Target, *, legacy_credit: bool = False) -> Shares:
+    """Where the time goes, without an approximation: sums over the checkpoints that a life between failures completes.
+
+    A life starts at a restored checkpoint, of age 0, and ends after an exponential time. It completes checkpoint j,
+    which takes the run to ``v + (j - 1) k`` steps, if it lasts ``c + (j - 1) T`` seconds, hence gains on average
+    ``exp(-c/M) (v + k / (exp(T/M) - 1))`` steps. Drains come one after the other. Without reconcile the first begins k
+    steps after a restart: before, it would save what was just restored. With it, a version is ready every k steps.
+
+    Blocking checkpoints are the same sum with v = k and c = T = k t + C, and come to Daly's (2006)
+    ``k t / ((M + R) (exp((k t + C)/M) - 1))``.
+
+    Args:
+        job: see ``Job``.
+        k: see ``lost_steps``.
+        target: see ``Target``.
+        legacy_credit: see ``lost_steps``.
+
+    Raises:
+        ConfigError: for a ``k`` below 1.
+
+    Examples:
+        >>> round(100 * exact_form(Job(devices=65_536), 30, "none").goodput, 2)
+        75.7
+        >>> round(100 * exact_form(Job(devices=65_536), 134, "blocking").goodput, 2)
+        57.63
+    """
+    k, drain = _cycle(job, k, target, legacy_credit)
+    blocking, step, mean = target == "blocking", job.step_seconds, job.mtbf
+    saved = job.save_seconds if blocking else drain * step * (1 + job.tax)
+    plain = k * step if blocking else (k - drain) * step
+    cycle = plain + saved
+    begin = k * step if target == "none" else plain
+    first = k if target == "none" else k - _staleness(target, drain)
+    gained = first * step / mean + k * step / cycle * math.exp(-cycle / mean) / _decay(cycle / mean)
+    goodput = gained * math.exp(-(begin + saved) / mean)
+    saving = math.exp(-begin / mean) * saved / cycle * _decay(saved / mean) / _decay(cycle / mean)
+    if blocking:
+        return _shares(job, goodput=goodput, stall=saving)
+    return _shares(job, goodput=goodput, tax=saving * job.tax / (1 + job.tax))
+
+
+def young(job: Job) -> float:
+    """Steps between blocking saves by Young (1974): ``sqrt(2 C M) / t``.
+
+    First order in C / M: too long by about 2 C / 3 against the exact optimum, which costs 0.03 points of goodput at
+    16,384 devices and 0.2 at 65,536.
+
+    Examples:
+        >>> [round(young(Job(devices=n))) for n in (512, 2048, 8192, 16_384, 65_536)]
+        [1736, 868, 434, 307, 153]
+    """
+    return math.sqrt(2 * job.save_seconds * job.mtbf) / job.step_seconds
+
+
+def daly(job: Job, *, order: int = 3) -> float:
+    """Steps between blocking saves by Daly (2006): ``(sqrt(2 C M) (1 + x/3 + x^2/9) - C) / t``, ``x = sqrt(C / 2M)``.
+
+    An approximation of the maximum of ``exact_form`` that misses it by less than a step where C is below M / 10. From
+    C = 2 M on it is M, as in the paper. The restart takes no part: it costs the same at every interval.
+
+    Args:
+        job: see ``Job``.
+        order: terms of the series that are kept. The first is Young's formula, which many quote as Daly's.
+
+    Raises:
+        ConfigError: for another order.
+
+    Examples:
+        >>> [round(daly(Job(devices=n))) for n in (512, 2048, 8192, 16_384, 65_536)]
+        [1716, 848, 414, 287, 134]
+    """
+    if order not in (1, 2, 3):
+        raise ConfigError(f"`order`={order}: the series has terms 1, 2 and 3")
+    if order == 1:
+        return young(job)
+    if job.save_seconds >= 2 * job.mtbf:
+        return job.mtbf / job.step_seconds
+    x = math.sqrt(job.save_seconds / (2 * job.mtbf))
+    series = 1 + x / 3 + (x * x / 9 if order == 3 else 0.0)
+    return young(job) * series - job.save_seconds / job.step_seconds
+
+
+def drain_law(job: Job) -> float:
+    """Steps between drains: ``max(D, sqrt(2 alpha D t M) / t)``.
+
+    Young's formula with what a drain really costs, ``alpha D t`` seconds, and never less than a drain takes. It is first
+    order in alpha D: whatever the target, ``closed_form`` is highest alpha D steps earlier, which is one with the defaults.
+
+    Examples:
+        >>> [round(drain_law(Job(devices=n))) for n in (512, 2048, 8192, 16_384, 65_536)]
+        [301, 150, 75, 53, 30]
+    """
+    cost = job.tax * job.drain_steps * job.step_seconds
+    return max(float(job.drain_steps), math.sqrt(2 * cost * job.mtbf) / job.step_seconds)
+
+
+def best_interval(job: Job, target: Target, *, legacy_credit: bool = False) -> int:
+    """The whole number of steps for which ``closed_form`` gives the most goodput; the smallest of several.
+
+    Args:
+        job: see ``Job``.
+        target: see ``Target``.
+        legacy_credit: see ``lost_steps``.
+
+    Raises:
+        ConfigError: without failures, as the longest interval is then best.
+
+    Examples:
+        >>> [best_interval(Job(devices=n), "none") for n in (512, 2048, 8192, 16_384, 65_536)]
+        [300, 149, 74, 52, 30]
+    """
+    if math.isinf(job.mtbf):
+        raise ConfigError("`goodput.mtbf_hours`=inf: without failures the longest interval is best; set `k`")
+    longest = job.drain_steps + math.ceil(job.mtbf / job.step_seconds)  # the best is below M in both forms
+
+    def goodput(k: int) -> float:
+        return closed_form(job, k, target, legacy_credit=legacy_credit).goodput
+
+    if target == "blocking":
+        return _highest(goodput, 1, longest)
+    long = _highest(goodput, job.drain_steps, longest)
+    return max(1, long, key=goodput) if legacy_credit else long  # credited after k < D steps: the fewer the better
+
+
+def _cycle(job: Job, k: float, target: Target, legacy_credit: bool) -> tuple[float, float]:
+    """Steps of a checkpoint's cycle, and of the drain in it: credited early, or begun when the last is done."""
+    if not 1 <= k < math.inf:
+        raise ConfigError(f"`k`={k}: a number of steps, 1 or more")
+    if target == "blocking":
+        return k, 0.0
+    return (k, min(k, job.drain_steps)) if legacy_credit else (max(k, job.drain_steps), job.drain_steps)
+
+
+def _staleness(target: Target, drain: float) -> float:
+    """Steps that a checkpoint is old when it is complete."""
+    return {"newest": 0.0, "median": drain // 2, "oldest": drain - 1, "none": drain, "blocking": 0.0}[target]
+
+
+def _shares(job: Job, *, goodput: float, tax: float = 0.0, stall: float = 0.0) -> Shares:
+    """From shares of the time between failures to those of the wall clock; what is left is done again."""
+    running = 1 / (1 + job.restart_seconds / job.mtbf)
+    return Shares(
+        goodput=running * goodput,
+        rework=running * max(0.0, 1 - goodput - tax - stall),
+        restart=1 - running,
+        tax=running * tax,
+        stall=running * stall,
+    )
+
+
+def _decay(x: float) -> float:
+    """``(1 - exp(-x)) / x``, also at 0."""
+    return -math.expm1(-x) / x if x else 1.0
+
+
+def _highest(function: Callable[[int], float], low: int, high: int) -> int:
+    """Where a function of one maximum has it, by halving: a step up lies before it, a step down behind."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if function(middle) < function(middle + 1) else (low, middle)
+    return low
