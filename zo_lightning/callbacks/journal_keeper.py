@@ -45,7 +45,7 @@ class JournalKeeper:
         self._ended = -1  # version at the end of the last step
         self._logged: dict[str, float] = {}
         self._every = 0
-        self._seconds, self._snapshots = 0.0, 0
+        self._seconds, self._snapshot_seconds, self._snapshots = 0.0, 0.0, 0
 
     def setup(self, trainer: Trainer) -> None:
         """Have checkpoints restored from the store with all its places."""
@@ -103,6 +103,7 @@ class JournalKeeper:
         if version % self._every == 0:
             self._compare_ranks(trainer)
             self._snapshot(trainer, version)
+            self._snapshot_seconds += time.perf_counter() - started
         if (status := self.status()) != self._logged:
             self._logged = status
             module.log_dict({f"checkpoint/{name}": value for name, value in status.items()}, batch_size=1)
@@ -140,6 +141,7 @@ class JournalKeeper:
             stall=stall,
             busy=self._saver.busy,
             snapshots=self._snapshots,
+            snapshot_seconds=self._snapshot_seconds,
             saves=status.saves,
             save_seconds=status.seconds,
             every=self._every,

@@ -183,6 +183,7 @@ class DrainKeeper:
             way="drain" if drains else "snapshot",
             tax=self._seconds + self._waited - traffic.stalled_seconds,
             stall=traffic.stalled_seconds,
+            start=self._waited,
             busy=self._windows is not None and self._windows.busy(self.attendant.report.done),
             snapshots=traffic.sent,
             saves=total.saves,

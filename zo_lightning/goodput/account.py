@@ -62,7 +62,8 @@ class Account:
             stretch.restart += elapsed
             stretch.replayed.add(elapsed)
         elif step <= self._newest:
-            stretch.rework += elapsed
+            stretch.stall += stall
+            stretch.rework += elapsed - stall
             stretch.redone += step - stretch.step
         else:
             stretch.tax += tax

@@ -66,8 +66,10 @@ class Kept:
         way: a journal, a drain in parts or plain snapshots.
         tax: seconds that steps took longer.
         stall: seconds that training waited.
+        start: of ``stall``, once, before the first checkpoint of the process.
         busy: whether a snapshot is on its way.
-        snapshots: taken, for which ``tax`` and ``stall`` were spent.
+        snapshots: taken, for which ``tax`` was spent.
+        snapshot_seconds: of ``tax``, where a journal took the rest.
         saves: snapshots that are durable.
         save_seconds: that those took, in the background.
         drain_steps: of a drain; 1 for a snapshot that is taken at once.
@@ -79,8 +81,10 @@ class Kept:
     way: Literal["journal", "drain", "snapshot"]
     tax: float = 0.0
     stall: float = 0.0
+    start: float = 0.0
     busy: bool = False
     snapshots: int = 0
+    snapshot_seconds: float = 0.0
     saves: int = 0
     save_seconds: float = 0.0
     drain_steps: int = 1
@@ -145,9 +149,11 @@ class Stretch:
     def from_json(line: str) -> Stretch:
         """What ``to_json`` made."""
         values = json.loads(line)
-        times = {name: Times(**values.pop(name)) for name in ("free", "busy", "replayed")}
-        kept = values.pop("kept")
-        return Stretch(**values, **times, kept=kept and Kept(**kept))
+        for name in ("free", "busy", "replayed"):
+            values[name] = Times(**values[name])
+        if values["kept"] is not None:
+            values["kept"] = Kept(**values["kept"])
+        return Stretch(**values)
 
 
 def read_lives(folder: Path) -> list[Stretch]:
