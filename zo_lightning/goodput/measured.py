@@ -24,7 +24,7 @@ from zo_lightning.goodput.lives import (
 )
 from zo_lightning.goodput.model import Shares
 
-FEWEST_STEPS = 20  # from which a mean is worth something
+FEWEST_STEPS = 10  # from which a mean is worth something
 _INCIDENTS = "incidents.jsonl"  # of the supervisor
 _STORE = Path("checkpoints", "store")
 
@@ -123,6 +123,8 @@ class Measured:
         if devices is not None and mtbf_hours is None:
             raise ConfigError("`devices` says how many fail, and not how often: give `mtbf_hours` of one beside it")
         numbers: dict[str, Any] = {"drain_steps": drain_steps, "tax": tax, **seconds}
+        if drain_steps is not None and self.way != "journal":
+            numbers |= {"way": "drain", "late": 0}
         if step_seconds is not None:
             numbers["step"] = exactly(step_seconds)
         if mtbf_hours is not None:
