@@ -107,8 +107,8 @@ def _wanted(found: Measured) -> list[tuple[str, object, str]]:
     unseen = "nothing says how often it fails"
     if found.mtbf is not None:
         unseen = (
-            f"no failure was seen in {seconds(found.training)} of training, so that with 95 % confidence one comes less "
-            f"often than every {seconds(found.mtbf.low)}"
+            f"no failure was seen in {seconds(found.training)} of training, so that with 95 % confidence one "
+            f"comes less often than every {seconds(found.mtbf.low)}"
         )
     wanted = [
         ("step_seconds", found.step, f"{found.steps} steps were timed, of {FEWEST_STEPS} that make a mean"),

@@ -143,12 +143,12 @@ def _problem(candidate: _Candidate, k: int | None, rto: float | None) -> str:
             f"`k`={k}: a checkpoint takes {shortest} steps and the next cannot begin before; give `k` of {shortest} or "
             "more, or a `target` that drains are brought to"
         )
-    if rto is not None and candidate.worst(shortest if k is None else max(k, shortest)) > rto:
+    least = shortest if k is None else max(k, shortest)
+    if rto is not None and candidate.worst(least) > rto:
         return (
-            f"`rto_seconds`={rto:g}: a restart takes {job.restart_seconds:.4g} s, and with a checkpoint every "
-            f"{max(k or 1, shortest)} steps it is {candidate.worst(max(k or 1, shortest)):.4g} s until the run is where "
-            "it was; allow as much" + (", or give a smaller `k`" if k is not None and k > shortest else "")
-        )
+            f"`rto_seconds`={rto:g}: a restart takes {job.restart_seconds:.4g} s, and with a checkpoint every {least} "
+            f"steps it is {candidate.worst(least):.4g} s until the run is where it was; allow as much"
+        ) + (", or give a smaller `k`" if least > shortest else "")
     return ""
 
 

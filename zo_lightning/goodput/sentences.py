@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from zo_lightning.goodput.measured import Measured
 from zo_lightning.goodput.model import Shares
 from zo_lightning.goodput.plans import SLACK, Plan, copy_seconds, fits_slack
-from zo_lightning.goodput.words import per_cent, seconds, within
+from zo_lightning.goodput.words import per_cent, seconds, size, within
 
 _NAMES = {"drain": "a drain", "snapshot": "plain snapshots", "blocking": "saves that training waits for"}
 
@@ -69,7 +69,7 @@ def _snapshot(found: Measured, plan: Plan, every: str) -> list[str]:
     copy = copy_seconds(found)
     assert copy is not None and found.state_bytes is not None
     return [
-        f"Take plain snapshots {every}: copying {found.state_bytes / 1e6:.3g} MB takes {seconds(copy)}, which "
+        f"Take plain snapshots {every}: copying {size(found.state_bytes)} takes {seconds(copy)}, which "
         f"{'fits' if fits_slack(found) else 'does not fit'} {per_cent(SLACK)} of a step. They are durable "
         f"{plan.job.drain_steps} steps later."
     ]

@@ -8,6 +8,8 @@ from zo_lightning.goodput.intervals import Interval
 
 _UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
 
+_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
 
 def seconds(value: float) -> str:
     """With the largest unit that it reaches, three digits.
@@ -20,6 +22,17 @@ def seconds(value: float) -> str:
         return "0 s"
     size, unit = next(((size, unit) for size, unit in _UNITS if value >= size), _UNITS[-1])
     return f"{value / size:.3g} {unit}"
+
+
+def size(num_bytes: float) -> str:
+    """With the largest unit that it reaches, three digits.
+
+    Examples:
+        >>> [size(value) for value in (512, 5_908_992, 1.2e12)]
+        ['512 B', '5.91 MB', '1.2 TB']
+    """
+    unit, name = next(((unit, name) for unit, name in _SIZES if num_bytes >= unit), (1.0, "B"))
+    return f"{num_bytes / unit:.3g} {name}"
 
 
 def per_cent(share: float) -> str:
