@@ -71,7 +71,7 @@ class InterruptCheckpoint(Callback):
         if not isinstance(exception, KeyboardInterrupt):  # Lightning ignores further ones while it shuts down
             self._give_back()
         worse = isinstance(exception, _LeaveAtOnce | EngineError | DivergedError | JournalError)
-        if not training or worse or trainer.global_step == 0 or _goes_through_journal(trainer):
+        if not training or worse or trainer.global_step == 0 or goes_through_journal(trainer):
             return
         try:
             trainer.save_checkpoint(self.path)
@@ -104,7 +104,8 @@ class InterruptCheckpoint(Callback):
             signal.signal(*self._previous_handlers.popitem())
 
 
-def _goes_through_journal(trainer: Trainer) -> bool:
+def goes_through_journal(trainer: Trainer) -> bool:
+    """Whether the step at hand is in the journal already."""
     return any(getattr(optimizer, "recorded", None) is not None for optimizer in trainer.optimizers)
 
 

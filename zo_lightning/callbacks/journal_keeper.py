@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -18,6 +19,7 @@ from zo_lightning.checkpoint.places import JOURNAL, rank_folder
 from zo_lightning.checkpoint.restore_drill import RestoreDrill
 from zo_lightning.checkpoint.store import Loaded, Store
 from zo_lightning.errors import ConfigError, JournalError, RankError
+from zo_lightning.goodput.lives import Kept
 from zo_lightning.kernels.team import one_thread
 from zo_lightning.modules import ZOModule
 from zo_lightning.modules.checkpoint import KEY, lasting_digest
@@ -42,6 +44,8 @@ class JournalKeeper:
         self._saver: BackgroundSaver | None = None
         self._ended = -1  # version at the end of the last step
         self._logged: dict[str, float] = {}
+        self._every = 0
+        self._seconds, self._snapshot_seconds, self._snapshots = 0.0, 0.0, 0
 
     def setup(self, trainer: Trainer) -> None:
         """Have checkpoints restored from the store with all its places."""
@@ -57,6 +61,7 @@ class JournalKeeper:
         """
         assert isinstance(module, ZOModule)
         settings = self._settings
+        self._every = settings.every_n_steps or module.method.direction.refresh_every
         optimizer, step = cast(ZOOptimizer, module.optimizers(use_pl_optimizer=False)), trainer.global_step
         if module.backend.version != step:
             raise ConfigError(
@@ -94,12 +99,15 @@ class JournalKeeper:
         if version == self._ended:  # the window is still open
             return
         self._ended = version
-        if version % (self._settings.every_n_steps or module.method.direction.refresh_every) == 0:
+        started = time.perf_counter()
+        if version % self._every == 0:
             self._compare_ranks(trainer)
             self._snapshot(trainer, version)
+            self._snapshot_seconds += time.perf_counter() - started
         if (status := self.status()) != self._logged:
             self._logged = status
             module.log_dict({f"checkpoint/{name}": value for name, value in status.items()}, batch_size=1)
+        self._seconds += time.perf_counter() - started
 
     def finish(self, trainer: Trainer, module: LightningModule) -> None:
         """Take the last snapshot, and wait until it is written or time is up."""
@@ -122,10 +130,28 @@ class JournalKeeper:
         status = asdict(self._saver.status()) if self._saver is not None else {}
         return {name: float(value) for name, value in status.items() if value is not None}
 
+    def kept(self) -> Kept:
+        """See ``Keeper``."""
+        if self._saver is None or self._journal is None:
+            return Kept(way="journal", every=self._every)
+        status, stall = self._saver.status(), self._saver.waited
+        return Kept(
+            way="journal",
+            tax=self._seconds + self._journal.seconds - stall,
+            stall=stall,
+            busy=self._saver.busy,
+            snapshots=self._snapshots,
+            snapshot_seconds=self._snapshot_seconds,
+            saves=status.saves,
+            save_seconds=status.seconds,
+            every=self._every,
+        )
+
     def _snapshot(self, trainer: Trainer, version: int) -> None:
         assert self._journal is not None
         self._journal.wait_durable()  # else a loss of power might leave the snapshot ahead of its journal
         # On every rank: Lightning's rule, though one alone writes.
+        self._snapshots += 1
         trainer.save_checkpoint(self._settings.dirpath / f"step{version:08d}{SNAPSHOT}", weights_only=False)
 
     def _compare_ranks(self, trainer: Trainer) -> None:

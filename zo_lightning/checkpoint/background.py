@@ -91,6 +91,9 @@ class BackgroundSaver:
         patience: seconds that ``submit`` waits for room at most. Then the oldest that waits is dropped for the new one.
         attempts: at one save.
         pause: seconds before the second attempt; twice as many before each further one, at most 30.
+
+    Attributes:
+        waited: seconds that ``submit`` has waited for room.
     """
 
     def __init__(
@@ -117,7 +120,7 @@ class BackgroundSaver:
         self._queue: deque[_Job] = deque()
         self._busy = self._closing = False
         self._saves = self._incomplete = self._failures = self._dropped = 0
-        self._seconds = 0.0
+        self._seconds = self.waited = 0.0
         self._last_saved: int | None = None
         self._thread = threading.Thread(target=self._work, name="checkpoint-saver", daemon=True)
         self._thread.start()
@@ -134,7 +137,9 @@ class BackgroundSaver:
             Whether it waits for its turn; otherwise it was dropped, and counted.
         """
         with self._changed:
+            started = time.perf_counter()
             self._changed.wait_for(lambda: len(self._queue) < self._max_queued, timeout=self._patience)
+            self.waited += time.perf_counter() - started
             if self._closing:
                 self._drop(step, "the saver is closed")
                 return False
@@ -143,6 +148,11 @@ class BackgroundSaver:
             self._queue.append(_Job(step, tree, digest))
             self._changed.notify_all()
         return True
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is being written or waits."""
+        return self._busy or bool(self._queue)
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is left to save, ``timeout`` seconds at most.

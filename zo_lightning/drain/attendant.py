@@ -97,4 +97,11 @@ class Attendant:
 def _sum(earlier: Report, later: Report) -> Report:
     counts = {f.name: getattr(earlier, f.name) + getattr(later, f.name) for f in fields(Report) if f.type == "int"}
     saved = later if later.saved_step is not None else earlier
-    return replace(later, **counts, saved_step=saved.saved_step, verified_step=saved.verified_step, bound=saved.bound)
+    return replace(
+        later,
+        **counts,
+        saved_step=saved.saved_step,
+        verified_step=saved.verified_step,
+        bound=saved.bound,
+        seconds=earlier.seconds + later.seconds,
+    )

@@ -100,6 +100,7 @@ class Host:
             failed_drills=status.failed_drills,
             saved_step=status.last_saved_step,
             verified_step=status.last_verified_step,
+            seconds=status.seconds,
         )
         if self._report != self._told:
             self._told = self._report

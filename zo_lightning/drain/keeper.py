@@ -21,6 +21,7 @@ from zo_lightning.drain.ring import size_of, span, types_of
 from zo_lightning.drain.tree import split
 from zo_lightning.drain.windows import Traffic, Windows
 from zo_lightning.errors import ConfigError
+from zo_lightning.goodput.lives import Kept
 from zo_lightning.supervisor import heartbeat
 from zo_lightning.supervisor.heartbeat import TRAINING
 
@@ -58,7 +59,7 @@ class DrainKeeper:
         self._capture: Capture | None = None
         self._windows: Windows | None = None
         self._intervals: list[float] = []
-        self._seconds, self._steps, self._hooked = 0.0, 0, 0
+        self._seconds, self._waited, self._steps, self._hooked = 0.0, 0.0, 0, 0
         self._since, self._skipped = 0, 0
         self._logged = Report()
 
@@ -174,6 +175,25 @@ class DrainKeeper:
             "tax": self._seconds / others if others > 0 else 0.0,
         }
 
+    def kept(self) -> Kept:
+        """What it has cost so far; see ``Kept``."""
+        plan, total, traffic = self.plan, self.attendant.total, self._traffic
+        drains = plan is not None and plan.num_shards > 0
+        return Kept(
+            way="drain" if drains else "snapshot",
+            tax=self._seconds + self._waited - traffic.stalled_seconds,
+            stall=traffic.stalled_seconds,
+            start=self._waited,
+            busy=self._windows is not None and self._windows.busy(self.attendant.report.done),
+            snapshots=traffic.sent,
+            saves=total.saves,
+            save_seconds=total.seconds,
+            drain_steps=plan.num_shards if plan is not None and drains else 1,
+            every=plan.every if plan else 0,
+            state_bytes=plan.state_bytes if plan else 0,
+            bandwidth=plan.bandwidth if plan else 0.0,
+        )
+
     def _before_step(self, *_: Any) -> None:
         if self._windows is not None:
             started = time.perf_counter()
@@ -218,6 +238,7 @@ class DrainKeeper:
         ready = self.wait_ready(_START_SECONDS)
         waited = time.perf_counter() - started
         self._seconds -= waited  # once in a process: no part of a step's tax
+        self._waited += waited
         self._ended += waited
         self._traffic.stalled_seconds += waited
         if not ready:

@@ -163,6 +163,7 @@ class Report:
         verified_step: the newest that was read back and found to be what was saved; none yet.
         bound: of the newest one's relative errors, the largest; 0 where it has the live bits.
         problem: why the last one was refused.
+        seconds: spent in saves that succeeded.
     """
 
     refused: int = 0
@@ -175,6 +176,7 @@ class Report:
     verified_step: int | None = None
     bound: float = 0.0
     problem: str = ""
+    seconds: float = 0.0
 
     @property
     def done(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from zo_lightning.drain.window import Target, Window
@@ -21,12 +22,16 @@ class Plan:
         num_shards: of a drain; 0 for plain snapshots.
         every: steps from the beginning of one snapshot to that of the next, at least.
         bytes_per_step: copied in a step, on average.
+        state_bytes: see ``choose``.
+        bandwidth: see ``choose``.
         reason: why, in one line.
     """
 
     num_shards: int
     every: int
     bytes_per_step: float
+    state_bytes: int
+    bandwidth: float
     reason: str
 
 
@@ -73,13 +78,14 @@ def choose(
         >>> choose(mode="auto", state_bytes=12 << 23, **link).num_shards
         4
     """
+    planned = partial(Plan, state_bytes=state_bytes, bandwidth=bandwidth)
     budget = tax * step_seconds * bandwidth
     slack = f"{1e3 * step_seconds:.3g} ms a step, {bandwidth / 1e9:.3g} GB/s, tax {tax:.3g}"
     copy = f"a copy of {state_bytes / 1e6:.3g} MB takes {1e3 * state_bytes / bandwidth:.3g} ms"
     if mode == "snapshot" or (mode == "auto" and state_bytes <= budget):
         every = max(1, math.ceil(state_bytes / budget))
         reason = f"plain snapshot every {every} steps: {copy} ({slack})"
-        return Plan(num_shards=0, every=every, bytes_per_step=state_bytes / every, reason=reason)
+        return planned(num_shards=0, every=every, bytes_per_step=state_bytes / every, reason=reason)
 
     def moved(shards: int) -> float:
         return window_bytes(shards, target, state_bytes=state_bytes, grad_bytes=grad_bytes)
@@ -88,4 +94,4 @@ def choose(
     shards = num_shards or next(fitting, MAX_SHARDS)
     every = shards if num_shards else max(shards, math.ceil(moved(shards) / budget))
     reason = f"drain of {shards} shards, a snapshot every {every} steps, target {target}: {copy} ({slack})"
-    return Plan(num_shards=shards, every=every, bytes_per_step=moved(shards) / every, reason=reason)
+    return planned(num_shards=shards, every=every, bytes_per_step=moved(shards) / every, reason=reason)

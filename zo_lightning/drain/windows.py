@@ -63,6 +63,14 @@ class Windows:
         self._tree_due = False
         self._sent = 0
 
+    def busy(self, done: int) -> bool:
+        """Whether a window is open, or on its way to the disk.
+
+        Args:
+            done: see ``may_begin``.
+        """
+        return self._step is not None or self._tree_due or self._sent > done
+
     def may_begin(self, done: int) -> bool:
         """Whether a window can begin; two on their way to the disk mean that the host process is behind.
 

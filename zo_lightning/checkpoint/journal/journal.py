@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,6 +42,9 @@ class Journal:
             nothing then, and the next step may be the one after them although the journal ends before.
         segment_bytes: size at which a new file is begun.
 
+    Attributes:
+        seconds: that ``append`` has taken.
+
     Raises:
         JournalError: if steps are lost, the journal is another run's, or another process has it open.
     """
@@ -57,7 +61,7 @@ class Journal:
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         files = files or LocalFiles()
-        self.folder, self._snapshot = folder, snapshot
+        self.folder, self._snapshot, self.seconds = folder, snapshot, 0.0
         make_folders(files, folder)
         with ExitStack() as undo:
             self._lock = _locked(folder)
@@ -113,6 +117,7 @@ class Journal:
             JournalError: if the step is not the next one, or cannot be written.
             StaleIncarnationError: if another process has taken over the run.
         """
+        started = time.perf_counter()
         step, shift = entry.record.step, entry.record.version - entry.record.step
         self._check_next(step)
         raw = encode(entry, incarnation=self.incarnation, chain=self.chain)
@@ -120,6 +125,7 @@ class Journal:
         written = decode(raw, 0, shift=shift)
         assert written is not None and written.entry is not None
         self._entries[step] = written.entry
+        self.seconds += time.perf_counter() - started
         return written.entry
 
     def wait_durable(self) -> None:

@@ -1,0 +1,185 @@
+"""Where a run's time goes: every second once, whatever ends its lives."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from zo_lightning.errors import ConfigError
+from zo_lightning.goodput.account import Account
+from zo_lightning.goodput.intervals import mean_time_between
+from zo_lightning.goodput.lives import (
+    FINISHED,
+    INTERRUPTED,
+    LIVES,
+    Kept,
+    failures_of,
+    read_lives,
+    shares_of,
+    training_seconds,
+)
+from zo_lightning.goodput.measured import measured
+from zo_lightning.goodput.model import Shares
+
+DRAIN = Kept(
+    way="drain",
+    drain_steps=4,
+    every=4,
+    state_bytes=1_000_000_000,
+    bandwidth=1e9,
+    snapshots=10,
+    saves=10,
+    save_seconds=50.0,
+)
+
+
+def begin(folder: Path, *, step: int, now: float, born: float | None = None) -> Account:
+    return Account(folder, step=step, now=now, born=born)
+
+
+def train(
+    account: Account,
+    steps: range,
+    now: float,
+    *,
+    seconds: float = 2.0,
+    replayed: bool = False,
+    kept: Kept | None = None,
+) -> float:
+    """Steps of equal length; returns when the last one ended."""
+    for step in steps:
+        now += seconds
+        account.step(step + 1, now, replayed=replayed, aside=0.0, kept=kept)
+    return now
+
+
+def shares(folder: Path) -> Shares:
+    found = shares_of(read_lives(folder))
+    assert found is not None
+    return found
+
+
+def test_a_killed_first_order_run_makes_steps_again(tmp_path):
+    train(begin(tmp_path, step=0, now=100.0), range(10), 100.0)  # and is killed
+    second = begin(tmp_path, step=6, now=150.0)
+    now = train(second, range(6, 20), 150.0)
+    second.close(now, end=FINISHED, lost=False, kept=None)
+    # 20 s, 30 s until training goes on, 4 steps again, 10 new ones
+    wall = 20 + 30 + 8 + 20
+    assert asdict(shares(tmp_path)) == pytest.approx(
+        {"goodput": 40 / wall, "rework": 8 / wall, "restart": 30 / wall, "tax": 0, "stall": 0, "idle": 0}
+    )
+    lives = read_lives(tmp_path)
+    assert (failures_of(lives), training_seconds(lives), sum(life.redone for life in lives)) == (1, 48.0, 4)
+
+
+def test_replay_is_restart_and_no_rework(tmp_path):
+    train(begin(tmp_path, step=0, now=0.0), range(10), 0.0)
+    second = begin(tmp_path, step=6, now=50.0)
+    now = train(second, range(6, 10), 50.0, seconds=0.5, replayed=True)
+    train(second, range(10, 12), now)
+    wall = 20 + 30 + 2 + 4
+    found = shares(tmp_path)
+    assert (found.goodput, found.rework, found.restart) == pytest.approx((24 / wall, 0.0, 32 / wall))
+    assert read_lives(tmp_path)[-1].replayed.mean == 0.5
+
+
+@pytest.mark.parametrize(
+    ("end", "failures", "restart"), [(FINISHED, 0, 0), (INTERRUPTED, 0, 0), ("SIGTERMException", 1, 30), ("", 1, 30)]
+)
+def test_a_stop_that_was_wanted_is_no_failure(tmp_path, end, failures, restart):
+    first = begin(tmp_path, step=0, now=0.0)
+    now = train(first, range(10), 0.0)
+    if end:
+        first.close(now, end=end, lost=True, kept=None)
+    train(begin(tmp_path, step=10, now=50.0), range(10, 15), 50.0)
+    lives = read_lives(tmp_path)
+    assert failures_of(lives) == failures
+    assert sum(life.restart for life in lives) == restart
+    assert sum(life.wall for life in lives) == 30 + restart
+
+
+def test_an_error_loses_the_step_it_cuts_short(tmp_path):
+    first = begin(tmp_path, step=0, now=0.0)
+    now = train(first, range(10), 0.0)
+    first.close(now + 1.5, end="EngineDiedError", lost=True, kept=None)
+    assert failures_of(read_lives(tmp_path)) == 1  # it has said so
+    assert shares(tmp_path).rework == pytest.approx(1.5 / 21.5)
+
+
+def test_a_run_that_nobody_starts_again_is_idle(tmp_path):
+    train(begin(tmp_path, step=0, now=0.0), range(10), 0.0)
+    begin(tmp_path, step=10, now=50.0, born=44.0)
+    assert shares(tmp_path) == Shares(goodput=20 / 50, rework=0.0, restart=6 / 50, tax=0.0, idle=24 / 50)
+
+
+def test_keeping_is_tax_and_waiting_is_stall(tmp_path):
+    account, now = begin(tmp_path, step=0, now=0.0), 0.0
+    for step in range(10):
+        now += 2.5
+        kept = replace(DRAIN, tax=0.25 * (step + 1), stall=0.125 * (step + 1), busy=step % 2 == 0)
+        account.step(step + 1, now, replayed=False, aside=0.125, kept=kept)
+    found = shares(tmp_path)
+    assert (found.goodput, found.tax, found.stall) == (0.85, 0.1, 0.05)
+    (life,) = read_lives(tmp_path)
+    assert (life.free.count, life.busy.count) == (5, 4)  # the first step warms up
+    assert life.free.mean == life.busy.mean == 2.0
+
+
+def test_shares_add_up_and_are_the_same_live_and_from_the_file(tmp_path):
+    for life in range(3):
+        account = begin(tmp_path, step=7 * life, now=1000.0 * life + 0.1)
+        train(account, range(7 * life, 7 * life + 11), 1000.0 * life + 0.1, seconds=1 / 3, kept=DRAIN)
+    found = shares(tmp_path)
+    assert sum(asdict(found).values()) == pytest.approx(1.0, abs=1e-12)
+    figures = account.figures()
+    assert figures.pop("mtbf_seconds") == pytest.approx(training_seconds(read_lives(tmp_path)) / 2)
+    assert figures == pytest.approx(asdict(found))
+
+
+def test_a_long_life_has_a_line_a_minute_and_a_torn_one_is_passed_over(tmp_path):
+    train(begin(tmp_path, step=0, now=0.0), range(100), 0.0)
+    file = tmp_path / LIVES
+    lines = file.read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [30, 60, 90, 100]
+    assert [stretch.wall for stretch in read_lives(tmp_path)] == [60.0, 60.0, 60.0, 20.0]
+    file.write_text("\n".join([*lines[:3], lines[3][:40]]))
+    train(begin(tmp_path, step=90, now=250.0), range(90, 95), 250.0)
+    assert [stretch.step for stretch in read_lives(tmp_path)] == [30, 60, 90, 95]
+    assert shares(tmp_path).restart == 70 / 260
+
+
+def test_a_run_says_what_it_has_measured(tmp_path):
+    account, now = begin(tmp_path, step=0, now=0.0), 0.0
+    for step in range(41):
+        now += 2.2
+        account.step(step + 1, now, replayed=False, aside=0.0, kept=replace(DRAIN, tax=0.2 * (step + 1)))
+    (tmp_path / "incidents.jsonl").write_text(
+        "".join(json.dumps({"detection": d, "relaunch": r}) + "\n" for d, r in ((1.0, 20.0), (3.0, 40.0), (2.0, None)))
+    )
+    train(begin(tmp_path, step=38, now=200.0), range(38, 41), 200.0)
+    found = measured(tmp_path)
+    assert found.step is not None and found.mtbf is not None
+    assert (found.way, found.steps, found.step.value) == ("drain", 40, pytest.approx(2.0))
+    assert (found.detection, found.relaunch, found.failures) == (2.0, 30.0, 1)
+    # 8.2 s of tax and 10 windows of 4 steps, whose snapshots take 3 steps (5 s) to write
+    assert (found.drain_steps, found.late, found.save) == (4, 3, 6.0)
+    assert found.tax == pytest.approx(8.2 / (10 * 4 * 2.0))
+    assert found.mtbf.low == pytest.approx(mean_time_between(1, 41 * 2.2 + 3 * 2.0).low)
+
+
+def test_a_folder_without_an_account_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"`run_dir=.*callbacks=\[default,goodput\]"):
+        measured(tmp_path)
+
+
+@pytest.mark.parametrize("failures", [1, 2, 5, 40])
+def test_bounds_of_the_mean_time_between_failures_are_the_chi_square_ones(failures):
+    stats = pytest.importorskip("scipy.stats")
+    found = mean_time_between(failures, 1000.0)
+    assert found.low == pytest.approx(2000 / stats.chi2.ppf(0.975, 2 * failures + 2))
+    assert found.high == pytest.approx(2000 / stats.chi2.ppf(0.025, 2 * failures))
+    assert mean_time_between(0, 1000.0).low == pytest.approx(2000 / stats.chi2.ppf(0.95, 2))
