@@ -161,17 +161,54 @@ def test_bad_input_is_refused_by_its_key(
     assert not list(tmp_path.iterdir())
 
 
+RUN = (
+    "step_seconds=7",
+    "mtbf_hours=50000",
+    "devices=16384",
+    "drain_steps=30",
+    "tax=0.03",
+    "save_seconds=210",
+    "detection_seconds=30",
+    "relaunch_seconds=360",
+)
+
+
+def test_advice_for_a_run_that_flags_describe(ask: Ask) -> None:
+    said, answer = ask("advise", *RUN, width=60)
+    assert (answer["way"], answer["k"], answer["target"]) == ("drain", 52, "newest")
+    assert answer["goodput"] == pytest.approx(93.33, abs=0.01) and "52 steps" in said
+    assert max(map(len, said.splitlines())) <= 60
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "`step_seconds`"),
+        ([*RUN, "k=10", "target=none"], "`k`=10"),
+        ([*RUN, "tax=nan"], "`tax`=nan"),
+        (["run_dir=nowhere"], "`run_dir=nowhere`"),
+    ],
+)
+def test_advice_is_refused_by_the_key_that_is_missing_or_wrong(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["zo-goodput", "advise", *words])
+    assert said in message(capsys, goodput.main)
+
+
 def test_the_command_needs_no_torch_and_no_matplotlib_unless_it_draws(tmp_path: Path) -> None:
     code = """
 import sys
 from zo_lightning.cli.goodput import main
 
-sys.argv = ["zo-goodput", "table", "failures=100", *sys.argv[1:]]
+sys.argv = ["zo-goodput", *sys.argv[1:]]
 main()
 print([name for name in ("torch", "lightning", "transformers", "datasets", "vllm") if name in sys.modules])
 print("matplotlib" in sys.modules)
 """
-    for words, drawn in (([], "False"), (["out=made"], "True")):
+    table = ["table", "failures=100"]
+    for words, drawn in ((table, "False"), ([*table, "out=made"], "True"), (["advise", *RUN], "False")):
         command = [sys.executable, "-c", code, *words]
         done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
         assert done.stdout.splitlines()[-2:] == ["[]", drawn] and not done.stderr

@@ -12,6 +12,7 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
+from zo_lightning.cli import goodput_advise
 from zo_lightning.cli.errors import reported
 from zo_lightning.cli.goodput_answers import ANSWERS, Answer
 from zo_lightning.cli.goodput_scenario import scenario_of
@@ -26,6 +27,7 @@ SUBCOMMANDS = {
     "sweep": "goodput against the interval, of `ks`, for every target",
     "breakdown": "where the time goes: losses on top of each other, against the number of `devices`",
     "what-if": "what single changes would be worth in points of goodput: a faster restart, a smaller drain, ...",
+    "advise": "how to checkpoint the run of `run_dir`, by what it has measured, or one that is described by flags",
 }
 register()
 
@@ -34,8 +36,12 @@ def main() -> None:
     """Take the subcommand off the command line; the rest is Hydra's."""
     with reported():
         command, rest = take_subcommand("zo-goodput SUBCOMMAND [key=value ...]", SUBCOMMANDS)
-        sys.argv[1:] = with_override(rest, f"command={command}")
-        _main()
+        if command == "advise":
+            sys.argv[1:] = rest
+            goodput_advise.main()
+        else:
+            sys.argv[1:] = with_override(rest, f"command={command}")
+            _main()
 
 
 @hydra.main(version_base="1.3", config_path="pkg://zo_lightning.conf", config_name="goodput")

@@ -95,3 +95,24 @@ class GoodputConf:
     out: str | None = None
     goodput: Any = MISSING
     paths: Any = MISSING
+
+
+@dataclass
+class AdviseConf:
+    """The root of a question about one run."""
+
+    run_dir: str | None = None
+    k: int | None = None
+    target: Target | None = None
+    rto_seconds: float | None = None
+    step_seconds: float | None = None
+    mtbf_hours: float | None = None
+    devices: int | None = None
+    drain_steps: int | None = None
+    tax: float | None = None
+    save_seconds: float | None = None
+    detection_seconds: float | None = None
+    relaunch_seconds: float | None = None
+    replay_seconds: float | None = None
+    snapshot_seconds: float | None = None
+    paths: Any = MISSING
