@@ -106,14 +106,16 @@ def test_rows_are_written_with_full_precision(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("devices", [[16_384], [512, 16_384]])
-def test_pictures_are_drawn_and_the_same_each_time(tmp_path: Path, devices: list[int]) -> None:
+def test_pictures_are_drawn(tmp_path: Path, devices: list[int]) -> None:
     rows = [row(scenario, failures=50) for scenario in cells(BASE, devices=devices)]
     early = replace(BASE, legacy_credit=True)
     swept = [row(cell) for k in (3, 30, 300) for cell in cells(early, devices=devices, targets=["none"], intervals=k)]
     for draw, of in ((draw_table, rows), (draw_breakdown, rows), (draw_sweep, swept)):
         png, svg = draw(of, tmp_path)
         assert png.read_bytes().startswith(b"\x89PNG") and "</svg>" in svg.read_text()
-        before = svg.read_bytes()
-        assert draw(of, tmp_path)[1].read_bytes() == before
+
+
+def test_the_same_picture_is_the_same_file(tmp_path: Path) -> None:
     before, changes = what_if(Scenario(k=52, target="none"))
-    assert all(path.is_file() for path in draw_changes(before, changes, tmp_path))
+    first, again = (draw_changes(before, changes, tmp_path)[1].read_bytes() for _ in range(2))
+    assert first == again

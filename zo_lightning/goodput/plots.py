@@ -89,6 +89,7 @@ def _figure(width: float, height: float, columns: int = 1, **options: Any) -> tu
 
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text: small files
+    matplotlib.rcParams["font.sans-serif"] = ["DejaVu Sans"]
     matplotlib.rcParams["svg.hashsalt"] = "zo-goodput"  # the same picture is the same file
     from matplotlib import pyplot
 
@@ -154,6 +155,6 @@ def _save(figure: Any, stem: Path) -> list[Path]:
 
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
     figure.savefig(paths[0], dpi=130)
-    figure.savefig(paths[1], metadata={"Date": None})
+    figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
     pyplot.close(figure)
     return paths
