@@ -149,6 +149,7 @@ def test_so_many_days_are_so_many_failures(ask: Ask) -> None:
         (["failures=1"], "`failures`=1"),
         (["failures=0", "goodput.spares=1"], "`failures`=0"),
         (["seed=-1"], "`seed`=-1"),
+        ([f"out={__file__}"], "is a file"),
         (["goodput.mtbf_hours=inf"], "`goodput.mtbf_hours`=inf"),
     ],
 )

@@ -83,6 +83,8 @@ def _check(config: DictConfig) -> None:
             raise ConfigError(f"`{key}` is empty: name some")
     for key in ("devices", "ks"):
         _check_steps(key, config[key] or [])
+    if config.out is not None and Path(config.out).expanduser().is_file():
+        raise ConfigError(f"`out`={config.out} is a file: name a folder")
     for key, given in _intervals(config).items():
         _check_steps(key, given if isinstance(given, list) else [given])
 

@@ -100,7 +100,7 @@ def exact_form(job: Job, k: float, target: Target) -> Shares:
     cycle = plain + saved
     versions = k * step / cycle / _decay(cycle / mean) - _staleness(target, drain) * step / mean
     saving = saved / cycle * math.exp(-plain / mean) * _decay(saved / mean) / _decay(cycle / mean)
-    goodput = versions * math.exp(-cycle / mean)
+    goodput = max(versions, 0.0) * math.exp(-cycle / mean)  # below 0 by rounding alone
     if blocking:
         return _shares(job, goodput=goodput, stall=saving)
     return _shares(job, goodput=goodput, tax=saving * job.tax / (1 + job.tax))
