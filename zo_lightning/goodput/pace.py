@@ -2,7 +2,8 @@
 
 One arithmetic serves two callers. Where rounds do not bear on each other it takes all of them at once, as arrays; where
 they do, one after the other, as plain numbers. Hence no ``if`` on a value: a condition is a factor of 0 or 1.
-A stretch begins with every tier at a phase, the steps of its cycle that are over. Times are seconds of training.
+A stretch begins with every tier at a phase, the steps of its cycle that are over; no drain is in flight yet. Times are
+seconds of training.
 """
 
 from __future__ import annotations
@@ -94,8 +95,11 @@ class Pace:
     @cached_property
     def _slack(self) -> int:
         """Steps by which a stretch can be off the average, at most."""
-        drains = self.step * math.fsum(cadence.tax * cadence.drain for cadence in self.cadences)
-        return 2 + math.ceil((drains + math.fsum(cadence.save for cadence in self.cadences)) / self._average)
+        off = math.fsum(
+            self.step * cadence.tax * cadence.drain * (1 - cadence.drain / cadence.steps) + cadence.save
+            for cadence in self.cadences
+        )
+        return 2 + math.ceil(off / self._average)
 
     def ended(self, steps: Counts, phases: Sequence[Counts]) -> Seconds:
         """When so many whole steps of the stretch are over."""
@@ -104,7 +108,7 @@ class Pace:
             if cadence.save:
                 stalled = stalled + _positive(phase + steps - 1) // cadence.steps * cadence.save
             else:
-                slowed = slowed + cadence.tax * (cadence.drained(phase + steps) - cadence.drained(phase))
+                slowed = slowed + cadence.tax * cadence.drained(phase + steps)
         return slowed * self.step + stalled
 
     def whole_steps(self, seconds: Seconds, phases: Sequence[Counts]) -> Counts:
@@ -121,17 +125,23 @@ class Pace:
             for cadence, phase in zip(self.cadences[:tiers], phases, strict=False)
         )
 
-    def part(self, seconds: Seconds, steps: Counts, phases: Sequence[Counts]) -> Seconds:
-        """How much of the step after so many whole ones is done, between 0 and 1."""
-        ended, saving = self.ended(steps, phases), self._saving(steps, phases, len(self.cadences))
-        return _positive(seconds - ended - saving) / (self.ended(steps + 1, phases) - ended - saving)
+    def left(self, seconds: Seconds, steps: Counts, phases: Sequence[Counts]) -> Seconds:
+        """Seconds of a stretch after so many whole steps."""
+        return seconds - self.ended(steps, phases)
 
-    def saved(self, tier: int, seconds: Seconds, steps: Counts, phases: Sequence[Counts]) -> Counts:
+    def part(self, left: Seconds, steps: Counts, phases: Sequence[Counts]) -> Seconds:
+        """How much of the step after so many whole ones is done in what is left, between 0 and 1."""
+        length = self.step + self.step * sum(
+            cadence.tax * ((phase + steps) % cadence.steps >= cadence.steps - cadence.drain)
+            for cadence, phase in zip(self.cadences, phases, strict=True)
+        )
+        return _positive(left - self._saving(steps, phases, len(self.cadences))) / length
+
+    def saved(self, tier: int, left: Seconds, steps: Counts, phases: Sequence[Counts]) -> Counts:
         """The newest step of the stretch that a tier has at the failure, or ``NOTHING``."""
         cadence, phase = self.cadences[tier], phases[tier]
         cycles, into = divmod(phase + steps, cadence.steps)
         if cadence.save:
-            left = seconds - self.ended(steps, phases)
             cycles = cycles - ((into == 0) & (steps > 0) & (left < self._saving(steps, phases, tier + 1)))
         step = cycles * cadence.steps - cadence.stale - phase
         saved = NOTHING + (step - NOTHING) * (cycles > 0)

@@ -50,18 +50,21 @@ def one_tier(pace: Pace, load_seconds: float, gaps_F: Floats) -> Rounds:
     """
     phases = (np.zeros(len(gaps_F), np.int64),)
     steps_F = pace.whole_steps(gaps_F, phases)
-    saved_F = np.maximum(pace.saved(0, gaps_F, steps_F, phases), 0)
+    left_F = pace.left(gaps_F, steps_F, phases)
+    saved_F = np.maximum(pace.saved(0, left_F, steps_F, phases), 0)
     load_F = np.full(len(gaps_F), load_seconds)
-    return Rounds(gaps_F, steps_F, pace.part(gaps_F, steps_F, phases), steps_F - saved_F, load_F)
+    return Rounds(gaps_F, steps_F, pace.part(left_F, steps_F, phases), steps_F - saved_F, load_F)
 
 
 def early_credit(pace: Pace, gaps_F: Floats, seed: int) -> Rounds:
     """Stretches that begin somewhere in a cycle that goes on; see ``Scenario.legacy_credit``."""
-    (cadence,) = pace.cadences
+    (cadence,), begin = pace.cadences, (np.zeros(len(gaps_F), np.int64),)
     phase_F = (portable.uniforms(seed, PHASES, len(gaps_F)) * cadence.steps).astype(np.int64)
-    steps_F = pace.whole_steps(gaps_F, (phase_F,))
-    lost_F = (phase_F + steps_F) % cadence.steps + cadence.stale
-    return Rounds(gaps_F, steps_F, pace.part(gaps_F, steps_F, (phase_F,)), lost_F, np.zeros(len(gaps_F)))
+    since_F = gaps_F + pace.ended(phase_F, begin)  # seconds and steps since the cycle began
+    place_F = pace.whole_steps(since_F, begin)
+    part_F = pace.part(pace.left(since_F, place_F, begin), place_F, begin)
+    lost_F = place_F % cadence.steps + cadence.stale
+    return Rounds(gaps_F, place_F - phase_F, part_F, lost_F, np.zeros(len(gaps_F)))
 
 
 def destroyed(tiers: Sequence[Tier], kinds_F: Ints, seed: int) -> list[NDArray[np.bool_]]:
@@ -89,9 +92,10 @@ def many_tiers(pace: Pace, tiers: Sequence[Tier], gaps_F: Floats, gone: Sequence
     rows = []
     for seconds, gone_T in zip(gaps_F.tolist(), zip(*(gone_F.tolist() for gone_F in gone), strict=True), strict=True):
         steps = pace.whole_steps(seconds, phases)
-        part = pace.part(seconds, steps, phases)
+        left = pace.left(seconds, steps, phases)
+        part = pace.part(left, steps, phases)
         for place, is_gone in enumerate(gone_T):
-            saved = pace.saved(place, seconds, steps, phases)
+            saved = pace.saved(place, left, steps, phases)
             held[place] = NOTHING if is_gone else held[place] if saved == NOTHING else state + saved
         newest = max(held)
         load = 0.0 if newest == NOTHING else tiers[held.index(newest)].load_seconds
