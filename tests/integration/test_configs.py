@@ -20,6 +20,8 @@ OPTIONS = [str(file) for file in FILES if file.parts[0] != "local"]
 NEEDS = {"backend/vllm": "vllm", "logger/wandb": "wandb", "logger/many": "wandb", "logger/tensorboard": "tensorboard"}
 # What a user must add to an option, because it leaves settings open.
 SETTINGS = {"task/jsonl": ["task.template='{{ text }} It is'", "task.verbalisers={low: ' calm', high: ' urgent'}"]}
+ROOTS = {"goodput": "goodput"}  # groups of another program than zo-train
+SETTINGS |= {f"goodput/{name}": ["command=table"] for name in ("default", "post")}
 
 
 def composed(option: str, folder: Path) -> DictConfig:
@@ -28,7 +30,7 @@ def composed(option: str, folder: Path) -> DictConfig:
     paths = [f"paths.root={folder}", f"paths.output_dir={folder}"]
     register()
     with initialize_config_module("zo_lightning.conf", version_base="1.3"):
-        config = compose("train", [f"{group}={name}", *SETTINGS.get(option, []), *paths])
+        config = compose(ROOTS.get(group, "train"), [f"{group}={name}", *SETTINGS.get(option, []), *paths])
     OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     return config
 
@@ -49,7 +51,7 @@ def test_every_option_composes_and_is_built(option: str, tmp_path: Path):
 
 
 def test_a_run_names_every_group():
-    groups = {str(file.parent) for file in FILES if file.parts[0] not in ("hydra", "local")}
+    groups = {str(file.parent) for file in FILES if file.parts[0] not in ("hydra", "local", *ROOTS)}
     listed = {
         key.removeprefix("optional ")
         for entry in OmegaConf.load(CONF / "train.yaml").defaults

@@ -26,7 +26,7 @@ def run(config: DictConfig) -> None:
     """Print what to do and why, and last one line of JSON."""
     with reported():
         found = Measured() if config.run_dir is None else measured(Path(config.run_dir).expanduser())
-        figures = {key: value for key, value in config.items() if key not in _QUESTION}
+        figures = {str(key): value for key, value in config.items() if key not in _QUESTION}
         target = None if config.target is None else config.target.value
         advice = advise(found.given(**figures), k=config.k, target=target, rto_seconds=config.rto_seconds)
         from rich.console import Console
