@@ -19,9 +19,12 @@ FILES = sorted(file.relative_to(CONF).with_suffix("") for file in CONF.rglob("*/
 OPTIONS = [str(file) for file in FILES if file.parts[0] != "local"]
 NEEDS = {"backend/vllm": "vllm", "logger/wandb": "wandb", "logger/many": "wandb", "logger/tensorboard": "tensorboard"}
 # What a user must add to an option, because it leaves settings open.
-SETTINGS = {"task/jsonl": ["task.template='{{ text }} It is'", "task.verbalisers={low: ' calm', high: ' urgent'}"]}
+SETTINGS = {
+    "task/jsonl": ["task.template='{{ text }} It is'", "task.verbalisers={low: ' calm', high: ' urgent'}"],
+    "goodput/default": ["command=table"],
+    "goodput/post": ["command=table"],
+}
 ROOTS = {"goodput": "goodput"}  # groups of another program than zo-train
-SETTINGS |= {f"goodput/{name}": ["command=table"] for name in ("default", "post")}
 
 
 def composed(option: str, folder: Path) -> DictConfig:
