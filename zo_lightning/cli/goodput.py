@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import hydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from zo_lightning.cli import goodput_advise
 from zo_lightning.cli.errors import reported
 from zo_lightning.cli.goodput_answers import ANSWERS, Answer
 from zo_lightning.cli.goodput_scenario import scenario_of
 from zo_lightning.cli.subcommands import take_subcommand, with_override
 from zo_lightning.config import register
 from zo_lightning.errors import ConfigError
+from zo_lightning.goodput.model import TARGETS
 from zo_lightning.goodput.tables import write_csv
 
 SUBCOMMANDS = {
@@ -23,6 +27,7 @@ SUBCOMMANDS = {
     "sweep": "goodput against the interval, of `ks`, for every target",
     "breakdown": "where the time goes: losses on top of each other, against the number of `devices`",
     "what-if": "what single changes would be worth in points of goodput: a faster restart, a smaller drain, ...",
+    "advise": "how to checkpoint the run of `run_dir`, by what it has measured, or one that is described by flags",
 }
 register()
 
@@ -31,8 +36,12 @@ def main() -> None:
     """Take the subcommand off the command line; the rest is Hydra's."""
     with reported():
         command, rest = take_subcommand("zo-goodput SUBCOMMAND [key=value ...]", SUBCOMMANDS)
-        sys.argv[1:] = with_override(rest, f"command={command}")
-        _main()
+        if command == "advise":
+            sys.argv[1:] = rest
+            goodput_advise.main()
+        else:
+            sys.argv[1:] = with_override(rest, f"command={command}")
+            _main()
 
 
 @hydra.main(version_base="1.3", config_path="pkg://zo_lightning.conf", config_name="goodput")
@@ -62,22 +71,39 @@ def _written(config: DictConfig, answer: Answer) -> list[str]:
 
 
 def _check(config: DictConfig) -> None:
+    """Refuse what no scenario can say of itself, before anything is computed."""
     if config.failures < 0 or config.failures == 1:
         raise ConfigError(f"`failures`={config.failures}: 2 or more, or 0 for the closed forms alone")
+    if config.seed < 0:
+        raise ConfigError(f"`seed`={config.seed}: 0 or more")
+    if config.days is not None and not 0 < config.days < math.inf:
+        raise ConfigError(f"`days`={config.days}: a number above 0")
     for key in ("devices", "targets", "ks"):
         if config[key] is not None and not config[key]:
             raise ConfigError(f"`{key}` is empty: name some")
     for key in ("devices", "ks"):
-        _check_numbers(key, config[key] or [])
-    for key, given in (config.k or {}).items() if isinstance(config.k, DictConfig) else [("", config.k)]:
-        numbers: Any = given if isinstance(given, list | tuple) or hasattr(given, "_content") else [given]
-        _check_numbers(f"k.{key}" if key else "k", [] if given is None else numbers)
+        _check_steps(key, config[key] or [])
+    if config.out is not None and Path(config.out).expanduser().is_file():
+        raise ConfigError(f"`out`={config.out} is a file: name a folder")
+    for key, given in _intervals(config).items():
+        _check_steps(key, given if isinstance(given, list) else [given])
 
 
-def _check_numbers(key: str, numbers: Any) -> None:
+def _intervals(config: DictConfig) -> dict[str, Any]:
+    """What is given as ``k``, by its full key."""
+    if not isinstance(config.k, DictConfig):
+        return {} if config.k is None else {"k": config.k}
+    given: dict[Any, Any] = OmegaConf.to_container(config.k)  # type: ignore[assignment]
+    for target in given:
+        if target not in TARGETS:
+            raise ConfigError(f"`k.{target}`: there is no such target; choose of {', '.join(TARGETS)}")
+    return {f"k.{target}": numbers for target, numbers in given.items()}
+
+
+def _check_steps(key: str, numbers: Sequence[Any]) -> None:
     for number in numbers:
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise ConfigError(f"`{key}`={number}: whole numbers, 1 or more")
+        if not isinstance(number, int) or number < 1:
+            raise ConfigError(f"`{key}`={number}: a whole number, 1 or more")
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def what_ifs(config: DictConfig, base: Scenario) -> Answer:
     answer = Answer([], [])
     for scenario in cells(base, devices=devices, targets=targets, intervals=_intervals(config)):
         with _progress(len(list(changes(scenario))), config) as advance:
-            before, found = what_if(scenario, failures=config.failures, seed=config.seed, on_row=advance)
+            before, found = what_if(scenario, failures=_failures(config, scenario), seed=config.seed, on_row=advance)
         print_changes(before, found)
         named = [(None, 0.0, before), *((change.name, change.gain, change.row) for change in found)]
         answer.rows.extend({"change": name, "gain": gain, **asdict(of)} for name, gain, of in named)
@@ -105,17 +105,25 @@ def _rows(config: DictConfig, scenarios: Sequence[Scenario]) -> list[Row]:
     rows = []
     with _progress(len(scenarios), config) as advance:
         for scenario in scenarios:
-            rows.append(row(scenario, failures=config.failures, seed=config.seed))
+            rows.append(row(scenario, failures=_failures(config, scenario), seed=config.seed))
             advance()
     return rows
 
 
+def _failures(config: DictConfig, scenario: Scenario) -> int:
+    """To simulate: as many as are asked for, or are expected in so many days, and two at least, for an error."""
+    if config.days is None or not config.failures:
+        return int(config.failures)
+    return max(2, round(config.days * 86_400 / (scenario.mtbf + scenario.job.restart_seconds)))
+
+
 @contextmanager
 def _progress(total: int, config: DictConfig) -> Iterator[Callable[[], None]]:
-    """A bar while something is simulated; it leaves nothing behind."""
+    """A bar on a terminal while something is simulated; it leaves nothing behind."""
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True, disable=not config.failures) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not (config.failures and console.is_terminal)) as progress:
         task = progress.add_task("simulated", total=total)
         yield lambda: progress.advance(task)

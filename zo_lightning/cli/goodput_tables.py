@@ -36,20 +36,30 @@ _DROPPED = ("exact", *reversed(LOSSES), "simulated")  # on a narrow terminal, in
 def print_table(rows: Sequence[Row], title: str) -> None:
     """All rows, those of one number of devices together; the most goodput among them is bold."""
     names = [name for name in _COLUMNS if name not in (*LOSSES, "serial", "exact", "simulated") or _told(rows, name)]
-    console = Console()
     for dropped in _DROPPED:
-        if console.measure(_table(rows, names), options=console.options.update(width=_WIDE)).maximum <= console.width:
+        if _fits(_table(rows, names)):
             break
         names = [name for name in names if name != dropped]
     _print(title, _table(rows, names))
+    if off := [row.n for row in rows if row.exact is not None and abs(row.exact - row.goodput) > 1]:
+        note = f"From {min(off):,} devices on failures come so fast that `goodput` is off by a point and more"
+        Console().print(f"{note}: go by {'exact' if 'exact' in names else 'simulated'}.")
 
 
 def print_sweep(rows: Sequence[Row], title: str) -> None:
-    """Intervals down, targets across; of one target all that is known. The most goodput of each target is bold."""
-    targets = list(dict.fromkeys(row.target for row in rows))
-    if len(targets) == 1:
+    """Intervals down, targets across; all that is known where there is one target, or no room for several.
+
+    The most goodput of each target is bold.
+    """
+    table = _pivot(rows)
+    if len({row.target for row in rows}) == 1 or not _fits(table):
         print_table(rows, title)
-        return
+    else:
+        _print(title, table)
+
+
+def _pivot(rows: Sequence[Row]) -> Table:
+    targets = list(dict.fromkeys(row.target for row in rows))
     table = Table(box=SIMPLE, pad_edge=False)
     best = {target: max(row.goodput for row in rows if row.target == target) for target in targets}
     table.add_column("k", justify="right")
@@ -63,7 +73,7 @@ def print_sweep(rows: Sequence[Row], title: str) -> None:
             texts.append(_bold(f"{row.goodput:.2f}", row.goodput == best[row.target]))
             texts += [f"{row.serial:.2f}"] if row.serial is not None and row.target != "blocking" else []
         table.add_row(*texts)
-    _print(title, table)
+    return table
 
 
 def print_breakdown(rows: Sequence[Row], title: str) -> None:
@@ -85,18 +95,14 @@ def print_breakdown(rows: Sequence[Row], title: str) -> None:
 
 def print_changes(before: Row, changes: Sequence[Change]) -> None:
     """What each change is worth, the best first."""
-    title = (
-        f"What if? {before.n:,} devices, target {before.target}, k = {before.k}: goodput {before.goodput:.2f} %"
-    )
+    title = f"What if? {before.n:,} devices, target {before.target}, k = {before.k}: goodput {before.goodput:.2f} %"
     table = Table(box=SIMPLE, pad_edge=False)
     table.add_column("change", overflow="fold")
     for name in ("points", "goodput", "k"):
         table.add_column(name, justify="right", no_wrap=True)
     for change in changes:
         colour = "green" if change.gain >= 0.005 else "red" if change.gain <= -0.005 else "dim"
-        table.add_row(
-            change.name, f"[{colour}]{change.gain:+.2f}[/]", f"{change.row.goodput:.2f}", f"{change.row.k}"
-        )
+        table.add_row(change.name, f"[{colour}]{change.gain:+.2f}[/]", f"{change.row.goodput:.2f}", f"{change.row.k}")
     _print(title, table)
 
 
@@ -126,6 +132,11 @@ def _table(rows: Sequence[Row], names: Sequence[str]) -> Table:
             texts["goodput"] = _bold(texts["goodput"], row.goodput == best)
             table.add_row(*texts.values(), end_section=number == len(group) - 1)
     return table
+
+
+def _fits(table: Table) -> bool:
+    console = Console()
+    return console.measure(table, options=console.options.update(width=_WIDE)).maximum <= console.width
 
 
 def _print(title: str, table: Table) -> None:

@@ -40,6 +40,7 @@ class Trace(Enum):
 class TierConf:
     """A place for checkpoints; what is left out it has from the job."""
 
+    name: str = MISSING
     every: int | None = None
     drain_steps: int | None = None
     tax: float | None = None
@@ -70,7 +71,7 @@ class ScenarioConf:
     rack_mtbf_hours: float = math.inf
     switch_devices: int = 512
     switch_mtbf_hours: float = math.inf
-    tiers: dict[str, TierConf] = field(default_factory=dict)
+    tiers: list[TierConf] = field(default_factory=list)
     survives_in_flight: bool = False
     spares: int | None = None
     repair_seconds: float = 14400.0
@@ -89,7 +90,29 @@ class GoodputConf:
     ks: list[int] = field(default_factory=list)
     legacy_credit: bool = False
     failures: int = 1000
+    days: float | None = None
     seed: int = 0
     out: str | None = None
     goodput: Any = MISSING
+    paths: Any = MISSING
+
+
+@dataclass
+class AdviseConf:
+    """The root of a question about one run."""
+
+    run_dir: str | None = None
+    k: int | None = None
+    target: Target | None = None
+    rto_seconds: float | None = None
+    step_seconds: float | None = None
+    mtbf_hours: float | None = None
+    devices: int | None = None
+    drain_steps: int | None = None
+    tax: float | None = None
+    save_seconds: float | None = None
+    detection_seconds: float | None = None
+    relaunch_seconds: float | None = None
+    replay_seconds: float | None = None
+    snapshot_seconds: float | None = None
     paths: Any = MISSING

@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from zo_lightning.config.goodput import GoodputConf, ScenarioConf
+from zo_lightning.config.goodput import AdviseConf, GoodputConf, ScenarioConf
 from zo_lightning.config.resolvers import register_resolvers
 
 
@@ -379,6 +379,7 @@ _SCHEMAS = {
     "base_resilient_checkpoint": ResilientCheckpointConf,
     "base_extras": ExtrasConf,
     "base_training": TrainingConf,
+    "base_advise": AdviseConf,
     "base_goodput": GoodputConf,
     "base_goodput_scenario": ScenarioConf,
 }

@@ -1,8 +1,8 @@
 """Closed forms for failures that come at random (exponential, one at a time), and the intervals that they call best.
 
-Two forms answer the same question. ``closed_form`` lets a failure find every step of a checkpoint's cycle alike, which is
-how tables of this kind are made. ``exact_form`` knows that a restart begins a cycle, and is what the simulator
-converges to. Both count as ``Shares`` says; the clock of failures stands still during a restart.
+Two forms answer the same question. ``closed_form`` lets a failure find every step of a checkpoint's cycle alike, as is
+usual in tables of this kind. ``exact_form`` knows that a restart begins a cycle, and is what the simulator converges
+to. Both count as ``Shares`` says; the clock of failures stands still during a restart.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def closed_form(job: Job, k: float, target: Target, *, legacy_credit: bool = Fal
 def exact_form(job: Job, k: float, target: Target) -> Shares:
     """Where the time goes, without an approximation: a sum over the checkpoints that a life between failures completes.
 
-    A life starts at a restored checkpoint, of age 0, and ends after an exponential time. Checkpoint j, of a version that
-    is v = jk - staleness steps ahead of the start, is complete after jT seconds, so a life gains on average
-    ``(k / (1 - exp(-T/M)) - staleness) exp(-T/M)`` steps. T is ``k t + alpha D t``, of drains that take the last D of k
-    steps, one after the other.
+    A life starts at a restored checkpoint, of age 0, and ends after an exponential time. Checkpoint j is complete after
+    j T seconds and j k steps, with the state of ``staleness`` steps before, so that a life gains on average
+    ``(k / (1 - exp(-T/M)) - staleness) exp(-T/M)`` steps. T is ``k t + alpha D t``: drains take the last D of k steps,
+    one after the other.
 
     With blocking checkpoints T is ``k t + C``, and it is Daly's (2006) ``k t / ((M + R) (exp((k t + C)/M) - 1))``.
 
@@ -100,7 +100,7 @@ def exact_form(job: Job, k: float, target: Target) -> Shares:
     cycle = plain + saved
     versions = k * step / cycle / _decay(cycle / mean) - _staleness(target, drain) * step / mean
     saving = saved / cycle * math.exp(-plain / mean) * _decay(saved / mean) / _decay(cycle / mean)
-    goodput = versions * math.exp(-cycle / mean)
+    goodput = max(versions, 0.0) * math.exp(-cycle / mean)  # below 0 by rounding alone
     if blocking:
         return _shares(job, goodput=goodput, stall=saving)
     return _shares(job, goodput=goodput, tax=saving * job.tax / (1 + job.tax))
@@ -150,8 +150,8 @@ def daly(job: Job, *, order: int = 3) -> float:
 def drain_law(job: Job) -> float:
     """Steps between drains: ``max(D, sqrt(2 alpha D t M) / t)``.
 
-    Young's formula with what a drain really costs, ``alpha D t`` seconds, and never less than a drain takes. It is first
-    order in alpha D: whatever the target, ``closed_form`` is highest alpha D steps earlier, which is one with the defaults.
+    Young's formula with what a drain really costs, ``alpha D t`` seconds, and never less than a drain takes. Whatever
+    the target, the maximum of ``closed_form`` lies alpha D steps below that root: one step with the defaults.
 
     Examples:
         >>> [round(drain_law(Job(devices=n))) for n in (512, 2048, 8192, 16_384, 65_536)]
@@ -177,7 +177,7 @@ def best_interval(job: Job, target: Target, *, legacy_credit: bool = False) -> i
         [300, 149, 74, 52, 30]
     """
     if math.isinf(job.mtbf):
-        raise ConfigError("`goodput.mtbf_hours`=inf: without failures the longest interval is best; set `k`")
+        raise ConfigError("`goodput.mtbf_hours`=inf: without failures the longest interval is best: set `k`")
     longest = job.drain_steps + math.ceil(job.mtbf / job.step_seconds)  # the best is below M in both forms
 
     def goodput(k: int) -> float:

@@ -80,9 +80,7 @@ def draw_changes(before: Row, changes: Sequence[Change], folder: Path) -> list[P
     axis.invert_yaxis()
     axis.margins(x=0.15)
     axis.set_xlabel("points of goodput")
-    axis.set_title(
-        f"{before.n:,} devices, {before.target}, k = {before.k}: {before.goodput:.2f} %", fontsize="medium"
-    )
+    axis.set_title(f"{before.n:,} devices, {before.target}, k = {before.k}: {before.goodput:.2f} %", fontsize="medium")
     return _save(figure, folder / f"what_if_{before.n}_{before.target}")
 
 
@@ -91,6 +89,7 @@ def _figure(width: float, height: float, columns: int = 1, **options: Any) -> tu
 
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text: small files
+    matplotlib.rcParams["font.sans-serif"] = ["DejaVu Sans"]
     matplotlib.rcParams["svg.hashsalt"] = "zo-goodput"  # the same picture is the same file
     from matplotlib import pyplot
 
@@ -128,7 +127,9 @@ def _devices_axis(axis: Any, rows: Sequence[Row]) -> None:
 def _near_the_top(axis: Any, rows: Sequence[Row]) -> None:
     """Not down to 0, where an interval is far too short or long: the differences that count are near the best."""
     best = min(max(row.goodput for row in line) for _, line in _by_target(rows))
-    axis.set_ylim(bottom=max(best - 8, min(row.goodput for row in rows) - 1))
+    bottom = max(best - 8, min(row.goodput for row in rows) - 1)
+    axis.set_ylim(bottom=bottom)
+    axis.set_xlim(right=1.5 * max(row.k for row in rows if row.goodput > bottom))
 
 
 def _short(n: int) -> str:
@@ -154,6 +155,6 @@ def _save(figure: Any, stem: Path) -> list[Path]:
 
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
     figure.savefig(paths[0], dpi=130)
-    figure.savefig(paths[1], metadata={"Date": None})
+    figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
     pyplot.close(figure)
     return paths

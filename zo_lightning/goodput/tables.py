@@ -67,18 +67,22 @@ def cells(
     """
     found = []
     for number, n in enumerate(devices):
-        job = replace(base.job, devices=n)
         for target in targets:
+            scenario = replace(base, job=replace(base.job, devices=n), target=target)
             k = _interval(intervals, target, number, len(devices))
-            if k is None:
-                k = best_interval(job, target, legacy_credit=base.legacy_credit)
-            elif k < job.drain_steps and target != "blocking" and not base.legacy_credit:
-                raise ConfigError(
-                    f"`k`={k}: a drain takes {job.drain_steps} steps, so none is complete {k} steps after it began: set "
-                    f"`k`={job.drain_steps} or more, or a shorter `goodput.drain_steps`"
-                )
-            found.append(replace(base, job=job, k=k, target=target))
+            found.append(with_best_interval(scenario) if k is None else replace(scenario, k=_possible(scenario, k)))
     return found
+
+
+def with_best_interval(scenario: Scenario) -> Scenario:
+    """The scenario with the interval for which ``closed_form`` gives the most, with its mean times.
+
+    Raises:
+        ConfigError: without failures.
+    """
+    hours = scenario.mtbf * scenario.job.devices / 3600  # of all that fails, put on the devices
+    job = replace(scenario.job, mtbf_hours=hours, step_seconds=scenario.step_seconds)
+    return replace(scenario, k=best_interval(job, scenario.target, legacy_credit=scenario.legacy_credit))
 
 
 def row(scenario: Scenario, *, failures: int = 0, seed: int = 0) -> Row:
@@ -100,7 +104,9 @@ def row(scenario: Scenario, *, failures: int = 0, seed: int = 0) -> Row:
     job, k, target, legacy = scenario.job, scenario.k, scenario.target, scenario.legacy_credit
     plain = has_closed_form(scenario)
     if not plain and not failures:
-        raise ConfigError("`failures`=0, but only exponential failures with a spare at hand have a closed form: simulate")
+        raise ConfigError(
+            "`failures`=0, but only exponential failures with a spare at hand have a closed form: simulate"
+        )
     estimate = simulate(scenario, failures=failures, seed=seed) if failures else None
     shares = estimate.shares if estimate and not plain else closed_form(job, k, target, legacy_credit=legacy)
     exact = exact_form(job, k, target).goodput if plain and not legacy else None
@@ -110,17 +116,15 @@ def row(scenario: Scenario, *, failures: int = 0, seed: int = 0) -> Row:
         target=target,
         **{name: 100 * value for name, value in asdict(shares).items()},
         exact=_percent(exact),
-        simulated=_percent(estimate and estimate.shares.goodput),
-        error=_percent(estimate and estimate.errors.goodput),
+        simulated=_percent(estimate.shares.goodput if estimate else None),
+        error=_percent(estimate.errors.goodput if estimate else None),
         serial=_percent(closed_form(job, k, target).goodput) if legacy and plain else None,
     )
 
 
 def has_closed_form(scenario: Scenario) -> bool:
     """Whether failures are exponential, one at a time, with a spare at hand, and all is restored from one place."""
-    plain = Scenario(
-        job=scenario.job, k=scenario.k, target=scenario.target, legacy_credit=scenario.legacy_credit
-    )
+    plain = Scenario(job=scenario.job, k=scenario.k, target=scenario.target, legacy_credit=scenario.legacy_credit)
     return scenario == plain
 
 
@@ -130,6 +134,16 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
+
+
+def _possible(scenario: Scenario, k: int) -> int:
+    drain = scenario.job.drain_steps
+    if k < drain and scenario.target != "blocking" and not scenario.legacy_credit:
+        raise ConfigError(
+            f"`k`={k}: a drain takes {drain} steps, so none is complete {k} steps after it began: set `k`={drain} or "
+            "more, or a shorter `goodput.drain_steps`"
+        )
+    return k
 
 
 def _interval(intervals: Intervals, target: Target, number: int, count: int) -> int | None:
