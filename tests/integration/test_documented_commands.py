@@ -64,10 +64,6 @@ ELSEWHERE = {
     "pip install ./examples/plugin": ("test_plugins.py", "EXAMPLE_PLUGIN.iterdir()"),
     "zo-train model=tiny-llama backend=dense trainer=ddp_sim": ("test_ddp.py", 'TWO = "trainer=ddp_sim"'),
     "python -m zo_lightning.cli.drain_tax experiment=adamw_drill": ("test_adamw_drill.py", "drain_tax.measured(config"),
-    "python train.py 'callbacks=[default,goodput]' supervise=true": (
-        "test_goodput_live.py",
-        '"callbacks=[default,goodput]",\n        "supervise=true"',
-    ),
     "zo-goodput advise run_dir=outputs/DAY/RUN": ("test_goodput_live.py", '"advise", f"run_dir={zeroth.folder}"'),
     "python train.py supervise=true": ("test_supervise.py", '"supervise=true", f"hydra'),
     "python train.py supervise=true supervise.spare=true": ("test_supervise.py", '"supervise.spare=true", f"hydra'),

@@ -50,7 +50,7 @@ class Story(NamedTuple):
 
 def killed_and_resumed(root: Path, settings: list[str]) -> Story:
     folder = root / "run"
-    words = ["callbacks=[default,goodput]", "failure=kill", *settings, f"hydra.run.dir={folder}"]
+    words = ["failure=kill", *settings, f"hydra.run.dir={folder}"]
     first = start(str(root / "first"), *words, cwd=root, module="tests.witness")
     printed, _ = first.communicate(timeout=280)
     assert first.returncode == -signal.SIGKILL, printed
@@ -154,7 +154,6 @@ def test_ends_of_every_kind_count_once_and_as_the_supervisor_has_them(tmp_path):
     failures = {"kill": 15, "hang": 25, "engine_death": 35, "sigterm": 45}
     words = [
         *(setting for setting in ZEROTH if not setting.startswith("failure")),
-        "callbacks=[default,goodput]",
         "supervise=true",
         "supervise.hang_floor=2",
         f"failure=[{','.join(failures)}]",

@@ -172,7 +172,7 @@ def test_a_run_says_what_it_has_measured(tmp_path):
 
 
 def test_a_folder_without_an_account_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"`run_dir=.*callbacks=\[default,goodput\]"):
+    with pytest.raises(ConfigError, match=r"`run_dir=.*callbacks=default"):
         measured(tmp_path)
 
 

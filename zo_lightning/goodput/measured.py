@@ -136,7 +136,7 @@ def measured(folder: Path | str) -> Measured:
     """Read a run's folder.
 
     Args:
-        folder: of a run with ``callbacks=[default,goodput]``, which may go on.
+        folder: of a run with the callback ``goodput``, which may go on.
 
     Raises:
         ConfigError: if it holds no account of its time.
@@ -145,7 +145,7 @@ def measured(folder: Path | str) -> Measured:
     stretches = read_lives(folder)
     if not stretches:
         raise ConfigError(
-            f"`run_dir={folder}`: there is no {LIVES}; a run with `callbacks=[default,goodput]` writes it. Or give "
+            f"`run_dir={folder}`: there is no {LIVES}; the callback of `callbacks=default` writes it. Or give "
             "the figures as flags, without `run_dir`"
         )
     kept = [last.kept for last in _last_of_lives(stretches) if last.kept is not None]
