@@ -6,7 +6,6 @@ Legend: F failures.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zo_lightning.goodput.model import Shares
@@ -32,24 +31,6 @@ class Estimate:
     failures: int
     steps_lost: float
     seconds: float
-
-
-def shares_of(parts: Mapping[str, float]) -> Shares:
-    """Shares that add up to exactly 1: the largest one takes up the rounding.
-
-    Args:
-        parts: shares by name; goodput below 0 is that failures took more than was done, as early credit lets them.
-
-    Examples:
-        >>> from dataclasses import astuple
-        >>> math.fsum(astuple(shares_of({"goodput": 0.1, "rework": 0.2, "restart": 0.7000001, "tax": 0.0})))
-        1.0
-    """
-    known = {name: max(share, 0.0) for name, share in parts.items()}
-    known["rework"] = max(parts["rework"] + min(parts["goodput"], 0.0), 0.0)
-    largest = max(known, key=lambda name: known[name])
-    known[largest] = math.fsum([1.0, *(-share for name, share in known.items() if name != largest)])
-    return Shares(**known)
 
 
 def ratio(part_F: Floats, round_F: Floats, *, independent: bool, distinct: int) -> tuple[float, float]:

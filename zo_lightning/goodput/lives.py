@@ -189,7 +189,7 @@ def shares_of(stretches: Sequence[Stretch]) -> Shares | None:
     if not wall:
         return None
     losses = {name: sum(getattr(stretch, name) for stretch in stretches) / wall for name in _LOSSES}
-    return Shares(goodput=1 - sum(losses.values()), **losses)
+    return Shares.of({"goodput": 1 - sum(losses.values()), **losses})
 
 
 def training_seconds(stretches: Sequence[Stretch]) -> float:

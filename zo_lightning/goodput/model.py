@@ -6,6 +6,7 @@ Times are seconds, intervals are steps, shares are of the wall clock and lie bet
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
@@ -84,3 +85,22 @@ class Shares:
     tax: float
     stall: float = 0.0
     idle: float = 0.0
+
+    @classmethod
+    def of(cls, parts: Mapping[str, float]) -> Shares:
+        """Shares whose ``math.fsum`` is exactly 1: the largest one takes up the rounding.
+
+        Args:
+            parts: shares by name, those that are missing 0; goodput below 0 is that failures took more than was done, as
+                early credit lets them.
+
+        Examples:
+            >>> from dataclasses import astuple
+            >>> math.fsum(astuple(Shares.of({"goodput": 0.1, "rework": 0.2, "restart": 0.7000001, "tax": 0.0})))
+            1.0
+        """
+        known = {field.name: max(parts.get(field.name, 0.0), 0.0) for field in fields(cls)}
+        known["rework"] = max(parts["rework"] + min(parts["goodput"], 0.0), 0.0)
+        largest = max(known, key=lambda name: known[name])
+        known[largest] = math.fsum([1.0, *(-share for name, share in known.items() if name != largest)])
+        return cls(**known)

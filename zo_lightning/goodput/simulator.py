@@ -14,7 +14,7 @@ import numpy as np
 
 from zo_lightning.goodput import portable
 from zo_lightning.goodput.checks import refuse, refuse_outside
-from zo_lightning.goodput.estimate import Estimate, ratio, shares_of
+from zo_lightning.goodput.estimate import Estimate, ratio
 from zo_lightning.goodput.failures import draw_gaps, draw_kinds
 from zo_lightning.goodput.model import Shares
 from zo_lightning.goodput.pace import Cadence, Pace
@@ -73,7 +73,7 @@ def _endless(scenario: Scenario, cadences: Sequence[Cadence]) -> Estimate:
     tax = slowed * math.fsum(cadence.tax * cadence.drain / cadence.steps for cadence in cadences)
     stall = math.fsum([slowed - step, *(cadence.save / cadence.steps for cadence in cadences)])
     total = math.fsum([step, tax, stall])
-    shares = shares_of(
+    shares = Shares.of(
         {"goodput": step / total, "rework": 0.0, "restart": 0.0, "tax": tax / total, "stall": stall / total}
     )
     return Estimate(shares=shares, errors=_NONE, failures=0, steps_lost=0.0, seconds=math.inf)
@@ -106,7 +106,7 @@ def _account(scenario: Scenario, rounds: Rounds, idle_F: portable.Floats, *, ind
     }
     errors = Shares(**{name: error for name, (_, error) in found.items()})
     return Estimate(
-        shares=shares_of({name: share for name, (share, _) in found.items()}),
+        shares=Shares.of({name: share for name, (share, _) in found.items()}),
         errors=errors,
         failures=count,
         steps_lost=steps_lost,
