@@ -91,8 +91,8 @@ class Shares:
         """Shares whose ``math.fsum`` is exactly 1: the largest one takes up the rounding.
 
         Args:
-            parts: shares by name, those that are missing 0; goodput below 0 means that failures took more than was done,
-                as early credit lets them.
+            parts: shares by name, those that are missing 0; goodput below 0 means that failures took more than was
+                done, as early credit lets them.
 
         Examples:
             >>> from dataclasses import astuple
