@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +14,18 @@ from zo_lightning.errors import EngineDiedError, RankError, ZOError
 
 INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
 TERMINATED = 143  # and one that SIGTERM ended
+UNREAD = 141  # and one that SIGPIPE ended
 PREEMPTED = 138  # and one that SIGUSR1 ended
 FAILED = 2
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the same command may succeed
+_REFUSED = {
+    errno.ENOSPC: "no space left on the disk",
+    errno.EDQUOT: "the quota of the disk is used up",
+    errno.EFBIG: "a file may not grow any more",
+    errno.EROFS: "the disk can only be read",
+    errno.EACCES: "this may not be written",
+    errno.EPERM: "this may not be written",
+}
 
 
 @contextmanager
@@ -37,10 +47,13 @@ def reported() -> Iterator[None]:
     except MissingMandatoryValue as error:
         print(f"error: `{error.full_key}` has no value and needs one: set it", file=sys.stderr)
         raise SystemExit(FAILED) from None
+    except BrokenPipeError:  # `| head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(UNREAD) from None
     except (ZOError, OSError) as error:
-        if isinstance(error, OSError) and error.errno != errno.ENOSPC:
+        if isinstance(error, OSError) and error.errno not in _REFUSED:
             raise
-        print(f"error: {error if isinstance(error, ZOError) else _no_space(error)}", file=sys.stderr)
+        print(f"error: {error if isinstance(error, ZOError) else _refused(error)}", file=sys.stderr)
         raise SystemExit(TRY_AGAIN if isinstance(error, EngineDiedError | RankError) else FAILED) from None
 
 
@@ -49,9 +62,10 @@ def _known_keys(error: OmegaConfBaseException) -> str:
     return f"{f'`{parent}`' if parent else 'the configuration'} has the keys {', '.join(sorted(error.parent_node))}"
 
 
-def _no_space(error: OSError) -> str:
+def _refused(error: OSError) -> str:
+    assert error.errno is not None
     where = f" ({error.filename})" if error.filename else ""
     return (
-        f"no space left on the disk{where}: free some or set another `hydra.run.dir`; checkpoints and results "
-        "already written are whole, and `ckpt_path=<run folder>` goes on from the last checkpoint"
+        f"{_REFUSED[error.errno]}{where}: mend that or set another folder; checkpoints and results already written are "
+        "whole, and `ckpt_path=<run folder>` goes on from the last checkpoint"
     )
