@@ -76,8 +76,8 @@ def named_place(config: DictConfig, root: Path) -> Path | None:
         return path
     if (path / ABOUT).is_file():
         raise ConfigError(
-            f"`ckpt_path={config.ckpt_path}`: the run was ended before it had kept a step; start it anew, in a folder of "
-            "its own"
+            f"`ckpt_path={config.ckpt_path}`: the run was ended before it had kept a step; start it anew in a "
+            "folder of its own"
         )
     what = (
         f"the folder holds no {CHECKPOINT}, no snapshot and no step in a journal"
