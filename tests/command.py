@@ -34,6 +34,7 @@ TINY = [
     "checkpoint.every_n_steps=2",
 ]
 Compose = Callable[..., DictConfig]
+ROOT = os.fspath(Path(__file__).parents[1])
 
 
 def bank(folder: Path, name: str = "last") -> dict[str, Any]:
@@ -74,7 +75,7 @@ def start(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ | {"COLUMNS": "120"},
+        env=os.environ | {"COLUMNS": "120"} | ({"PYTHONPATH": ROOT} if module.startswith("tests.") else {}),
     )
 
 
