@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -264,6 +265,22 @@ def test_a_store_that_cannot_be_written_does_not_end_the_run(run):
     fit(run, module, checkpoint)
     assert torch.equal(left(module), left(whole))
     assert checkpoint.status()["failures"] > 0 and checkpoint.status()["saves"] == 0
+
+
+class SlowStore(LocalFiles):
+    """A disk that snapshots have to wait for."""
+
+    def create(self, path):
+        if STORE in path.parts:
+            time.sleep(0.05)
+        return super().create(path)
+
+
+def test_waiting_for_the_disk_is_no_part_of_what_the_journal_costs(run):
+    checkpoint = keeper(run, every_n_steps=2, files=SlowStore())
+    fit(run, run.open_module(), checkpoint)
+    kept = checkpoint.keeper.kept()
+    assert kept.stall > 0 and 0 < kept.snapshot_seconds < kept.tax
 
 
 def test_snapshots_are_read_back(run):

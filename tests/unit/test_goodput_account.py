@@ -7,15 +7,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
 
+from zo_lightning.callbacks.goodput import Goodput
+from zo_lightning.drain.keeper import DrainKeeper
+from zo_lightning.drain.options import DrainOptions
 from zo_lightning.errors import ConfigError
 from zo_lightning.goodput.account import Account
 from zo_lightning.goodput.intervals import mean_time_between
+from zo_lightning.goodput.kept import Kept
 from zo_lightning.goodput.lives import (
     FINISHED,
     INTERRUPTED,
     LIVES,
-    Kept,
     failures_of,
     read_lives,
     shares_of,
@@ -27,7 +32,6 @@ from zo_lightning.goodput.model import Shares
 DRAIN = Kept(
     way="drain",
     drain_steps=4,
-    every=4,
     state_bytes=1_000_000_000,
     bandwidth=1e9,
     snapshots=10,
@@ -183,3 +187,112 @@ def test_bounds_of_the_mean_time_between_failures_are_the_chi_square_ones(failur
     assert found.low == pytest.approx(2000 / stats.chi2.ppf(0.975, 2 * failures + 2))
     assert found.high == pytest.approx(2000 / stats.chi2.ppf(0.025, 2 * failures))
     assert mean_time_between(0, 1000.0).low == pytest.approx(2000 / stats.chi2.ppf(0.95, 2))
+
+
+GARBAGE = {
+    "another version's": b'{"life":1,"at":5.0,"step":3,"wall":5.0,"extra":1}',
+    "no number": b'{"life":"one","at":5.0,"step":3}',
+    "a list": b"[1, 2]",
+    "no text": b"\xff\xfe{}",
+    "torn": b'{"life":1,"at":5.0,"st',
+}
+
+
+def spoil(folder: Path) -> None:
+    with (folder / LIVES).open("ab") as file:
+        for line in GARBAGE.values():
+            file.write(line + b"\n")
+
+
+@pytest.mark.parametrize("line", GARBAGE.values(), ids=GARBAGE.keys())
+def test_what_is_no_line_of_this_version_is_passed_over(tmp_path, line):
+    train(begin(tmp_path, step=0, now=0.0), range(10), 0.0, kept=DRAIN)
+    known = read_lives(tmp_path)
+    whole = (tmp_path / LIVES).read_bytes()
+    odd = whole.replace(b'"way":"drain"', b'"way":"other"')
+    (tmp_path / LIVES).write_bytes(line + b"\n" + odd + whole + line)
+    assert read_lives(tmp_path) == known
+    train(begin(tmp_path, step=8, now=30.0), range(8, 12), 30.0)
+    assert [stretch.step for stretch in read_lives(tmp_path)] == [10, 12]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_run_goes_on_whatever_lies_in_its_account(tmp_path, monkeypatch, caplog, broken):
+    def fit(steps: int) -> Trainer:
+        trainer = Trainer(
+            callbacks=[Goodput(tmp_path)],
+            max_steps=steps,
+            accelerator="cpu",
+            limit_val_batches=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(BoringModel())
+        return trainer
+
+    fit(3)
+    spoil(tmp_path)
+    if broken:
+        monkeypatch.setattr(Account, "step", lambda *_, **__: 1 / 0)
+    assert fit(5).global_step == 5
+    assert ("goodput is not measured from here on" in caplog.text) == broken
+    assert [stretch.life for stretch in read_lives(tmp_path)] == [1, 2]
+
+
+def test_a_sign_of_life_in_validation_is_training(tmp_path):
+    first = begin(tmp_path, step=0, now=0.0)
+    now = train(first, range(10), 0.0)
+    first.live(now + 50.0)
+    first.live(now + 90.0)  # and is killed
+    assert (read_lives(tmp_path)[-1].at, shares(tmp_path).goodput) == (110.0, 1.0)
+    second = begin(tmp_path, step=10, now=120.0, born=112.0)
+    second.step(11, 122.0, replayed=False, aside=0.0, kept=None)
+    second.live(130.0)
+    second.step(12, 134.0, replayed=False, aside=9.0, kept=None)
+    wall = 134.0
+    assert asdict(shares(tmp_path)) == pytest.approx(
+        {"goodput": 124 / wall, "rework": 0, "restart": 8 / wall, "tax": 0, "stall": 0, "idle": 2 / wall}
+    )
+    assert read_lives(tmp_path)[-1].free.total == 3.0  # 12 s since the last step, 9 s of them validation
+
+
+def test_a_life_that_has_no_snapshot_yet_says_nothing_of_their_cost(tmp_path):
+    now = train(begin(tmp_path, step=0, now=0.0), range(40), 0.0, kept=DRAIN)
+    known = measured(tmp_path)
+    early = Kept(way="snapshot")
+    train(begin(tmp_path, step=38, now=now + 10), range(38, 60), now + 10, kept=early)
+    found = measured(tmp_path)
+    assert (found.way, found.drain_steps, found.save, found.state_bytes) == ("drain", 4, 6.0, 1_000_000_000)
+    assert (found.way, found.save) == (known.way, known.save)
+
+
+def test_a_drain_has_no_cost_before_it_has_a_plan(tmp_path):
+    assert DrainKeeper(DrainOptions(folder=tmp_path)).kept() is None
+
+
+def test_waiting_for_the_disk_is_no_tax_of_the_journal(tmp_path):
+    account, now = begin(tmp_path, step=0, now=0.0), 0.0
+    for step in range(40):  # 0.1 s for the journal; with every fourth step 0.5 s for a snapshot, and 2 s of waiting
+        number = step // 4
+        now += 2.1 + (2.5 if step % 4 == 0 and step else 0.0)
+        kept = Kept(
+            way="journal",
+            tax=0.1 * (step + 1) + 0.5 * number,
+            stall=2.0 * number,
+            snapshots=number,
+            snapshot_seconds=0.5 * number,
+            saves=number,
+        )
+        account.step(step + 1, now, replayed=False, aside=0.0, kept=kept)
+    found = measured(tmp_path)
+    assert found.step is not None and found.step.value == pytest.approx(2.0)
+    assert found.tax == pytest.approx(0.1 * 40 / (39 * 2.0)) and found.snapshot == pytest.approx(2.5)
+
+
+def test_a_torn_line_of_the_supervisor_is_passed_over(tmp_path):
+    train(begin(tmp_path, step=0, now=0.0), range(40), 0.0)
+    (tmp_path / "incidents.jsonl").write_bytes(b'{"detection": 1.0, "relaunch": 20.0}\n\xff\n{"detection": 3.0, "rel')
+    found = measured(tmp_path)
+    assert (found.detection, found.relaunch) == (1.0, 20.0)

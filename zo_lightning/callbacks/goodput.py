@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from zo_lightning.callbacks.interrupt_checkpoint import Preempted, goes_through_journal
 from zo_lightning.callbacks.resilient_checkpoint import ResilientCheckpoint
 from zo_lightning.goodput.account import Account
-from zo_lightning.goodput.lives import FINISHED, INTERRUPTED, Kept
+from zo_lightning.goodput.kept import Kept
+from zo_lightning.goodput.lives import FINISHED, INTERRUPTED
 from zo_lightning.supervisor import heartbeat
 
 log = logging.getLogger(__name__)
 
+_SIGN_SECONDS = 1.0  # between two signs of life
 _LOG_SECONDS = 1.0  # between two figures, which cost a tenth of a millisecond to log
 
 
@@ -34,6 +38,7 @@ class Goodput(Callback):
         self.dirpath = Path(dirpath)
         self._account: Account | None = None
         self._replayed = False
+        self._aside = self._validating = self._next_sign = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a life."""
@@ -41,13 +46,11 @@ class Goodput(Callback):
             return
         found = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ResilientCheckpoint)]
         self._checkpoint = found[0] if found else None
-        self._step, self._aside, self._validating, self._next_log = trainer.global_step, 0.0, 0.0, 0.0
+        self._step, self._aside, self._next_log = trainer.global_step, 0.0, 0.0
         self._origin = time.time() - time.perf_counter()
         born = None if heartbeat().goes_on else _process_start()
-        try:
+        with self._harmless():
             self._account = Account(self.dirpath, step=self._step, now=self._now, born=born)
-        except OSError as error:
-            self._give_up(error)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """See whether the journal has this step."""
@@ -63,10 +66,15 @@ class Goodput(Callback):
         """No part of a step."""
         self._validating = time.perf_counter()
 
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """A sign of life now and then."""
+        if time.perf_counter() >= self._next_sign:
+            self._show_life()
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training goes on."""
-        if self._account is not None:
-            self._aside += time.perf_counter() - self._validating
+        self._aside += time.perf_counter() - self._validating
+        self._show_life()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """All steps are made."""
@@ -87,14 +95,18 @@ class Goodput(Callback):
         keeper = self._checkpoint.keeper if self._checkpoint is not None else None
         return keeper.kept() if keeper is not None else None
 
+    def _show_life(self) -> None:
+        self._next_sign = time.perf_counter() + _SIGN_SECONDS
+        if self._account is not None:
+            with self._harmless():
+                self._account.live(self._now)
+
     def _count_step(self, trainer: Trainer) -> bool:
         if self._account is None or trainer.global_step == self._step:
             return False
         self._step, aside, self._aside = trainer.global_step, self._aside, 0.0
-        try:
+        with self._harmless():
             self._account.step(self._step, self._now, replayed=self._replayed, aside=aside, kept=self._kept())
-        except OSError as error:
-            self._give_up(error)
         return True
 
     def _log(self, trainer: Trainer) -> None:
@@ -106,17 +118,18 @@ class Goodput(Callback):
 
     def _close(self, end: str, *, lost: bool) -> None:
         account, self._account = self._account, None
-        if account is None:
-            return
-        try:
-            account.close(self._now, end=end, lost=lost, kept=self._kept())
-        except OSError as error:
-            self._give_up(error)
+        if account is not None:
+            with self._harmless():
+                account.close(self._now, end=end, lost=lost, kept=self._kept())
 
-    def _give_up(self, error: OSError) -> None:
-        """Training goes on whatever the disk does."""
-        log.error("goodput is not measured from here on: %s", error)
-        self._account = None
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """Training goes on whatever the disk does, and whatever another hand has written there."""
+        try:
+            yield
+        except Exception:
+            log.exception("goodput is not measured from here on")
+            self._account = None
 
 
 def _process_start() -> float:

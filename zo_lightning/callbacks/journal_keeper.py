@@ -19,7 +19,7 @@ from zo_lightning.checkpoint.places import JOURNAL, rank_folder
 from zo_lightning.checkpoint.restore_drill import RestoreDrill
 from zo_lightning.checkpoint.store import Loaded, Store
 from zo_lightning.errors import ConfigError, JournalError, RankError
-from zo_lightning.goodput.lives import Kept
+from zo_lightning.goodput.kept import Kept
 from zo_lightning.kernels.team import one_thread
 from zo_lightning.modules import ZOModule
 from zo_lightning.modules.checkpoint import KEY, lasting_digest
@@ -45,7 +45,7 @@ class JournalKeeper:
         self._ended = -1  # version at the end of the last step
         self._logged: dict[str, float] = {}
         self._every = 0
-        self._seconds, self._snapshot_seconds, self._snapshots = 0.0, 0.0, 0
+        self._seconds, self._stalled, self._snapshot_seconds, self._snapshots = 0.0, 0.0, 0.0, 0
 
     def setup(self, trainer: Trainer) -> None:
         """Have checkpoints restored from the store with all its places."""
@@ -94,20 +94,23 @@ class JournalKeeper:
 
     def step_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Take a snapshot where one is due, and log what changed."""
-        assert isinstance(module, ZOModule) and self._journal is not None
+        assert isinstance(module, ZOModule) and self._journal is not None and self._saver is not None
         version = module.backend.version
         if version == self._ended:  # the window is still open
             return
         self._ended = version
-        started = time.perf_counter()
+        started, stalled = time.perf_counter(), 0.0
         if version % self._every == 0:
+            before = self._saver.waited
             self._compare_ranks(trainer)
             self._snapshot(trainer, version)
-            self._snapshot_seconds += time.perf_counter() - started
+            stalled = self._saver.waited - before
+            self._snapshot_seconds += time.perf_counter() - started - stalled
         if (status := self.status()) != self._logged:
             self._logged = status
             module.log_dict({f"checkpoint/{name}": value for name, value in status.items()}, batch_size=1)
-        self._seconds += time.perf_counter() - started
+        self._stalled += stalled
+        self._seconds += time.perf_counter() - started - stalled
 
     def finish(self, trainer: Trainer, module: LightningModule) -> None:
         """Take the last snapshot, and wait until it is written or time is up."""
@@ -130,21 +133,20 @@ class JournalKeeper:
         status = asdict(self._saver.status()) if self._saver is not None else {}
         return {name: float(value) for name, value in status.items() if value is not None}
 
-    def kept(self) -> Kept:
+    def kept(self) -> Kept | None:
         """See ``Keeper``."""
         if self._saver is None or self._journal is None:
-            return Kept(way="journal", every=self._every)
-        status, stall = self._saver.status(), self._saver.waited
+            return None
+        status = self._saver.status()
         return Kept(
             way="journal",
-            tax=self._seconds + self._journal.spent - stall,
-            stall=stall,
+            tax=self._seconds + self._journal.spent,
+            stall=self._stalled,
             busy=self._saver.busy,
             snapshots=self._snapshots,
             snapshot_seconds=self._snapshot_seconds,
             saves=status.saves,
             save_seconds=status.seconds,
-            every=self._every,
         )
 
     def _snapshot(self, trainer: Trainer, version: int) -> None:

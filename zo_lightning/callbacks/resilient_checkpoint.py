@@ -18,7 +18,7 @@ from zo_lightning.checkpoint.store import Store, StoreError
 from zo_lightning.drain.keeper import DrainKeeper
 from zo_lightning.drain.options import DrainOptions
 from zo_lightning.errors import ConfigError
-from zo_lightning.goodput.lives import Kept
+from zo_lightning.goodput.kept import Kept
 from zo_lightning.modules import ZOModule
 
 log = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ class Keeper(Protocol):
         """What there is to log."""
         ...
 
-    def kept(self) -> Kept:
-        """What it has cost so far."""
+    def kept(self) -> Kept | None:
+        """What it has cost so far; None before that is known."""
         ...
 
 

@@ -21,7 +21,7 @@ from zo_lightning.drain.ring import size_of, span, types_of
 from zo_lightning.drain.tree import split
 from zo_lightning.drain.windows import Traffic, Windows
 from zo_lightning.errors import ConfigError
-from zo_lightning.goodput.lives import Kept
+from zo_lightning.goodput.kept import Kept
 from zo_lightning.supervisor import heartbeat
 from zo_lightning.supervisor.heartbeat import TRAINING
 
@@ -180,10 +180,12 @@ class DrainKeeper:
         for logger in self._trainer.loggers:
             logger.log_metrics(news, step=self._global_step - 1)  # Lightning counts from 0
 
-    def kept(self) -> Kept:
-        """What it has cost so far; see ``Kept``."""
+    def kept(self) -> Kept | None:
+        """What it has cost so far; None before it is known how snapshots are taken."""
         plan, total, traffic = self.plan, self.attendant.total, self._traffic
-        drains = plan is not None and plan.num_shards > 0
+        if plan is None:
+            return None
+        drains = plan.num_shards > 0
         return Kept(
             way="drain" if drains else "snapshot",
             tax=self._seconds + self._waited - traffic.stalled_seconds,
@@ -193,10 +195,9 @@ class DrainKeeper:
             snapshots=traffic.sent,
             saves=total.saves,
             save_seconds=total.seconds,
-            drain_steps=plan.num_shards if plan is not None and drains else 1,
-            every=plan.every if plan else 0,
-            state_bytes=plan.state_bytes if plan else 0,
-            bandwidth=plan.bandwidth if plan else 0.0,
+            drain_steps=plan.num_shards if drains else 1,
+            state_bytes=plan.state_bytes,
+            bandwidth=plan.bandwidth,
         )
 
     def _before_step(self, *_: Any) -> None:

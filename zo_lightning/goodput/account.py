@@ -5,15 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from zo_lightning.goodput.lives import (
-    Kept,
-    Sheet,
-    Stretch,
-    failures_of,
-    read_lives,
-    shares_of,
-    training_seconds,
-)
+from zo_lightning.goodput.kept import Kept
+from zo_lightning.goodput.lives import Stretch, failures_of, read_lives, shares_of, training_seconds
+from zo_lightning.goodput.sheet import Sheet
 
 _LINE_SECONDS = 60.0  # of a stretch: what a torn line may take
 
@@ -43,8 +37,17 @@ class Account:
             self._sum.absorb(stretch)
         self._sheet = Sheet(folder)
         self._began = now
+        self._ahead = 0.0  # seconds since the last step that signs of life have accounted for
         self._is_warm = False  # a new step was made in this life
         self._sheet.write(self._stretch)
+
+    def live(self, now: float) -> None:
+        """A sign of life where no step has ended, as in a long validation: the time until now was training."""
+        stretch = self._stretch
+        self._ahead += now - stretch.at
+        stretch.wall += now - stretch.at
+        stretch.at = now
+        self._write(now)
 
     def step(self, step: int, now: float, *, replayed: bool, aside: float, kept: Kept | None) -> None:
         """A step has ended.
@@ -57,7 +60,9 @@ class Account:
             kept: what keeping the run has cost so far.
         """
         stretch = self._stretch
+        begins_to_be_kept = stretch.kept is None and kept is not None
         elapsed, tax, stall = self._until(now, kept)
+        elapsed, self._ahead = elapsed + self._ahead, 0.0
         if replayed:
             stretch.restart += elapsed
             stretch.replayed.add(elapsed)
@@ -68,7 +73,7 @@ class Account:
         else:
             stretch.tax += tax
             stretch.stall += stall
-            if self._is_warm:
+            if self._is_warm and not begins_to_be_kept:  # what that costs was paid over several steps
                 times = stretch.busy if kept is not None and kept.busy else stretch.free
                 times.add(elapsed - tax - stall - aside)
             self._is_warm, self._newest = True, step

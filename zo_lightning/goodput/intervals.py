@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from zo_lightning.goodput.lives import Times
+from zo_lightning.goodput.times import Times
 
 CONFIDENCE = 0.95
 _NORMAL = 1.96  # its two-sided quantile

@@ -7,90 +7,24 @@ written again in its place at every step, so that a kill leaves it as it was at 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from zo_lightning.goodput.kept import Kept
 from zo_lightning.goodput.model import Shares
+from zo_lightning.goodput.times import Times
 
 LIVES = "goodput.jsonl"  # in the run's folder
 FINISHED, INTERRUPTED = "finished", "interrupted"
 _ORDERLY = (FINISHED, INTERRUPTED)
 _ENCODER = json.JSONEncoder(default=vars, separators=(",", ":"))
+Line = TypeVar("Line")
 _LOSSES = ("rework", "restart", "tax", "stall", "idle")
-
-
-@dataclass
-class Times:
-    """Count, sum and sum of squares of some seconds.
-
-    Examples:
-        >>> times = Times()
-        >>> for seconds in (1.0, 2.0, 3.0):
-        ...     times.add(seconds)
-        >>> times.mean, round(times.deviation, 3)
-        (2.0, 1.0)
-    """
-
-    count: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        """One more."""
-        self.count += 1
-        self.total += seconds
-        self.squares += seconds * seconds
-
-    def __add__(self, other: Times) -> Times:
-        return Times(self.count + other.count, self.total + other.total, self.squares + other.squares)
-
-    @property
-    def mean(self) -> float:
-        """Of at least one."""
-        return self.total / self.count
-
-    @property
-    def deviation(self) -> float:
-        """Standard deviation, of at least two."""
-        return (max(self.squares - self.total * self.mean, 0.0) / (self.count - 1)) ** 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kept:
-    """What keeping a run has cost its process so far, and how it is done.
-
-    Attributes:
-        way: a journal, a drain in parts or plain snapshots.
-        tax: seconds that steps took longer.
-        stall: seconds that training waited.
-        start: of ``stall``, once, before the first checkpoint of the process.
-        busy: whether a snapshot is on its way.
-        snapshots: taken, for which ``tax`` was spent.
-        snapshot_seconds: of ``tax``, where a journal took the rest.
-        saves: snapshots that are durable.
-        save_seconds: that those took, in the background.
-        drain_steps: of a drain; 1 for a snapshot that is taken at once.
-        every: steps from one snapshot to the next, at least; 0 before a plan is made.
-        state_bytes: of a snapshot; 0 where it is not known.
-        bandwidth: of copies to the host, bytes a second; 0 where it is not known.
-    """
-
-    way: Literal["journal", "drain", "snapshot"]
-    tax: float = 0.0
-    stall: float = 0.0
-    start: float = 0.0
-    busy: bool = False
-    snapshots: int = 0
-    snapshot_seconds: float = 0.0
-    saves: int = 0
-    save_seconds: float = 0.0
-    drain_steps: int = 1
-    every: int = 0
-    state_bytes: int = 0
-    bandwidth: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -146,32 +80,61 @@ class Stretch:
         return _ENCODER.encode(self)
 
     @staticmethod
-    def from_json(line: str) -> Stretch:
-        """What ``to_json`` made."""
+    def from_json(line: str | bytes) -> Stretch:
+        """What ``to_json`` made.
+
+        Raises:
+            ValueError: for anything else, as a line that is torn or that another version has written.
+        """
         values = json.loads(line)
-        for name in ("free", "busy", "replayed"):
-            values[name] = Times(**values[name])
-        if values["kept"] is not None:
-            values["kept"] = Kept(**values["kept"])
-        return Stretch(**values)
+        for name, kind in _PARTS.items():
+            if isinstance(values, dict) and values.get(name) is not None:
+                values[name] = _made(kind, values[name])
+        return _made(Stretch, values)
+
+
+_kinds = cache(get_type_hints)
+_PARTS: dict[str, type] = {"free": Times, "busy": Times, "replayed": Times, "kept": Kept}
+
+
+def _made(kind: type, values: Any) -> Any:
+    """A dataclass out of all its fields, numbers where they belong."""
+    kinds = _kinds(kind)
+    if not isinstance(values, dict) or values.keys() != kinds.keys():
+        raise ValueError(f"fields of {kind.__name__} that are none, or not all")
+    for name, value in values.items():
+        wanted = (int, float) if kinds[name] is float else kinds[name]
+        if not (value in get_args(wanted) if get_origin(wanted) is Literal else isinstance(value, wanted)):
+            raise ValueError(f"`{name}` of {kind.__name__} is {value!r}")
+    return kind(**values)
 
 
 def read_lives(folder: Path) -> list[Stretch]:
     """All stretches of a run, oldest first; none where nobody has kept account.
 
+    Lines that a loss of power has torn, or that another version has written, are passed over.
+
     Args:
         folder: the run's.
     """
-    file = folder / LIVES
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [stretch for line in lines if (stretch := _whole(line)) is not None]
+    return list(read_lines(folder / LIVES, Stretch.from_json))
 
 
-def _whole(line: str) -> Stretch | None:
-    try:
-        return Stretch.from_json(line)
-    except ValueError:  # a loss of power has torn it
-        return None
+def read_lines(file: Path, read: Callable[[bytes], Line]) -> Iterator[Line]:
+    """What can be read of a file that others write, line by line; nothing where there is no file.
+
+    Args:
+        file: of JSON lines.
+        read: makes something of a line, or raises ``ValueError``.
+    """
+    for line in file.read_bytes().splitlines() if file.exists() else []:
+        with suppress(ValueError):
+            yield read(line)
+
+
+def by_life(stretches: Iterable[Stretch]) -> list[list[Stretch]]:
+    """Those of each life together, oldest first."""
+    return [list(life) for _, life in groupby(stretches, key=lambda stretch: stretch.life)]
 
 
 def shares_of(stretches: Sequence[Stretch]) -> Shares | None:
@@ -199,38 +162,5 @@ def training_seconds(stretches: Sequence[Stretch]) -> float:
 
 def failures_of(stretches: Sequence[Stretch]) -> int:
     """Lives that ended by a failure. The last one counts if it has said so: else it may go on still."""
-    last = {stretch.life: stretch for stretch in stretches}
-    newest = max(last, default=0)
-    return sum(stretch.failed and (life < newest or bool(stretch.end)) for life, stretch in last.items())
-
-
-class Sheet:
-    """The file as it is written, by one process at a time.
-
-    Args:
-        folder: the run's.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(folder / LIVES, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._at = os.lseek(self._file, 0, os.SEEK_END)
-        if self._at and os.pread(self._file, 1, self._at - 1) != b"\n":  # torn
-            self._at += os.pwrite(self._file, b"\n", self._at)
-        self._length = 0
-
-    def write(self, stretch: Stretch) -> None:
-        """Write the last line, in place of what it was."""
-        line = stretch.to_json().ljust(self._length).encode()
-        self._length = len(line)
-        os.pwrite(self._file, line + b"\n", self._at)
-
-    def begin_line(self) -> None:
-        """Leave the last line as it is."""
-        self._at, self._length = self._at + self._length + 1, 0
-
-    def close(self) -> None:
-        """Give the file back. Idempotent."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+    lasts = [life[-1] for life in by_life(stretches)]
+    return sum(last.failed and (last is not lasts[-1] or bool(last.end)) for last in lasts)

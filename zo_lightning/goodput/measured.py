@@ -12,21 +12,22 @@ from typing import Any
 
 from zo_lightning.errors import ConfigError
 from zo_lightning.goodput.intervals import Interval, exactly, mean_of, mean_time_between
+from zo_lightning.goodput.kept import Kept
 from zo_lightning.goodput.lives import (
     LIVES,
-    Kept,
     Stretch,
-    Times,
+    by_life,
     failures_of,
+    read_lines,
     read_lives,
     shares_of,
     training_seconds,
 )
 from zo_lightning.goodput.model import Shares
+from zo_lightning.goodput.times import Times
 
 FEWEST_STEPS = 10  # from which a mean is worth something
 _INCIDENTS = "incidents.jsonl"  # of the supervisor
-_STORE = Path("checkpoints", "store")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,6 @@ class Measured:
         drain_steps: steps from the beginning of a drain or a snapshot until it is durable.
         tax: share that steps take longer while a drain is on its way.
         late: steps that pass until a drain that has ended is durable.
-        every: steps from one snapshot to the next, as the run was made.
         state_bytes: of a snapshot.
         bandwidth: of copies to the host, bytes a second.
         save: time of a save that training would wait for: copying the state and writing it.
@@ -62,7 +62,6 @@ class Measured:
     drain_steps: int | None = None
     tax: float | None = None
     late: int = 0
-    every: int | None = None
     state_bytes: int | None = None
     bandwidth: float | None = None
     save: float | None = None
@@ -148,7 +147,7 @@ def measured(folder: Path | str) -> Measured:
             f"`run_dir={folder}`: there is no {LIVES}; the callback of `callbacks=default` writes it. Or give "
             "the figures as flags, without `run_dir`"
         )
-    kept = [last.kept for last in _last_of_lives(stretches) if last.kept is not None]
+    kept = [last.kept for *_, last in by_life(stretches) if last.kept is not None and last.kept.saves]
     replayed = sum((stretch.replayed for stretch in stretches), Times())
     step, slower = _step(stretches)
     failures, training = failures_of(stretches), training_seconds(stretches)
@@ -160,9 +159,8 @@ def measured(folder: Path | str) -> Measured:
         way=kept[-1].way if kept else None,
         steps=sum(s.free.count + s.busy.count for s in stretches),
         step=step,
-        state_bytes=_largest(k.state_bytes for k in kept) or _stored_bytes(folder),
-        bandwidth=_largest(k.bandwidth for k in kept),
-        every=_largest(k.every for k in kept),
+        state_bytes=kept[-1].state_bytes or None if kept else None,
+        bandwidth=kept[-1].bandwidth or None if kept else None,
         **(_cost(kept, stretches, step.value, slower) if kept and step else {}),
         detection=detection,
         relaunch=relaunch,
@@ -207,33 +205,22 @@ def _cost(kept: Sequence[Kept], stretches: Sequence[Stretch], step: float, slowe
 
 def _restarts(folder: Path, stretches: Sequence[Stretch]) -> tuple[float | None, float | None]:
     """Median times to know of a failure and to train again: the supervisor's, or all of it from the lives."""
-    file = folder / _INCIDENTS
-    incidents = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    whole = [incident for incident in incidents if incident["relaunch"] is not None]
+    whole = list(read_lines(folder / _INCIDENTS, _incident))
     if whole:
-        return statistics.median(i["detection"] for i in whole), statistics.median(i["relaunch"] for i in whole)
-    gaps = [s.restart - s.replayed.total for s in _first_of_lives(stretches)[1:] if s.restart > s.replayed.total]
+        return statistics.median(detection for detection, _ in whole), statistics.median(
+            relaunch for _, relaunch in whole
+        )
+    firsts = [life[0] for life in by_life(stretches)[1:]]
+    gaps = [s.restart - s.replayed.total for s in firsts if s.restart > s.replayed.total]
     return (0.0, statistics.median(gaps)) if gaps else (None, None)
 
 
-def _first_of_lives(stretches: Sequence[Stretch]) -> list[Stretch]:
-    return list({stretch.life: stretch for stretch in reversed(stretches)}.values())[::-1]
-
-
-def _last_of_lives(stretches: Sequence[Stretch]) -> list[Stretch]:
-    return list({stretch.life: stretch for stretch in stretches}.values())
-
-
-def _largest(values: Any) -> Any:
-    return max(values, default=0) or None
-
-
-def _stored_bytes(folder: Path) -> int | None:
-    """Of the newest snapshot in the run's store."""
-    newest = max((folder / _STORE / "manifests").glob("step-*.json"), default=None)
-    if newest is None:
-        return None
-    return sum(json.loads(newest.read_text().splitlines()[0])["blocks"].values())
+def _incident(line: bytes) -> tuple[float, float]:
+    """Detection and relaunch; ``ValueError`` where the line is torn, or the run did not go on after it."""
+    match json.loads(line):
+        case {"detection": int() | float() as detection, "relaunch": int() | float() as relaunch}:
+            return detection, relaunch
+    raise ValueError("no whole incident")
 
 
 def _check(key: str, value: float | None, *, lowest: float, above: bool = False) -> None:
