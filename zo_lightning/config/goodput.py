@@ -111,6 +111,8 @@ class AdviseConf:
     drain_steps: int | None = None
     tax: float | None = None
     save_seconds: float | None = None
+    state_bytes: float | None = None
+    bandwidth: float | None = None
     detection_seconds: float | None = None
     relaunch_seconds: float | None = None
     replay_seconds: float | None = None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zo_lightning.goodput.times import Times
 
 CONFIDENCE = 0.95
-_NORMAL = 1.96  # its two-sided quantile
+NORMAL = 1.96  # its two-sided quantile, of the normal law
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,10 @@ class Interval:
     low: float
     high: float
 
+    def __add__(self, other: Interval) -> Interval:
+        """Of a sum, with ends that hold whatever the two have in common."""
+        return Interval(self.value + other.value, self.low + other.low, self.high + other.high)
+
 
 def exactly(value: float) -> Interval:
     """A number that is given."""
@@ -32,14 +37,38 @@ def exactly(value: float) -> Interval:
 
 
 def mean_of(times: Times) -> Interval:
-    """The mean of two or more, with the interval of the normal law.
+    """The mean of some, with the interval of Student's law; of a single one there is no interval.
 
     Examples:
-        >>> mean_of(Times(count=100, total=200.0, squares=499.0))
-        Interval(value=2.0, low=1.804, high=2.196)
+        >>> interval = mean_of(Times(count=100, total=200.0, squares=499.0))
+        >>> interval.value, round(interval.low, 3), round(interval.high, 3)
+        (2.0, 1.802, 2.198)
     """
-    half = _NORMAL * times.deviation / math.sqrt(times.count)
-    return Interval(times.mean, times.mean - half, times.mean + half)
+    if times.count == 1:
+        return exactly(times.mean)
+    half = _student(times.count - 1) * times.deviation / math.sqrt(times.count)
+    return Interval(times.mean, max(times.mean - half, 0.0), times.mean + half)
+
+
+def ratio_of(parts: Sequence[float], wholes: Sequence[float]) -> Interval:
+    """The sum of some parts over that of their wholes, with the interval of the ratio estimator (Cochran, 1977).
+
+    Args:
+        parts: one for each whole; of a single one there is no interval.
+        wholes: not all 0.
+
+    Examples:
+        >>> found = ratio_of([1.0, 1.1, 4.0], [10.0, 10.0, 40.0])
+        >>> [round(end, 3) for end in (found.value, found.low, found.high)]
+        [0.102, 0.092, 0.111]
+    """
+    ratio = math.fsum(parts) / math.fsum(wholes)
+    if len(parts) == 1:
+        return exactly(ratio)
+    squares = math.fsum((part - ratio * whole) ** 2 for part, whole in zip(parts, wholes, strict=True))
+    deviation = math.sqrt(squares * len(parts) / (len(parts) - 1)) / math.fsum(wholes)
+    half = _student(len(parts) - 1) * deviation
+    return Interval(ratio, max(ratio - half, 0.0), ratio + half)
 
 
 def mean_time_between(failures: int, seconds: float) -> Interval:
@@ -63,6 +92,15 @@ def mean_time_between(failures: int, seconds: float) -> Interval:
     tail = (1 - CONFIDENCE) / 2
     most, least = _poisson_mean(failures, tail), _poisson_mean(failures - 1, 1 - tail)
     return Interval(seconds / failures, seconds / most, seconds / least)
+
+
+def _student(degrees: int) -> float:
+    """The two-sided quantile of Student's law: a table for one and two degrees, then a series to one in a hundred."""
+    if degrees <= 2:
+        return (12.706, 4.303)[degrees - 1]
+    z = NORMAL
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    return z + first / degrees + second / degrees**2 + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384 / degrees**3
 
 
 def _poisson_mean(count: int, probability: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -10,9 +11,7 @@ class Times:
     """Count, sum and sum of squares of some seconds.
 
     Examples:
-        >>> times = Times()
-        >>> for seconds in (1.0, 2.0, 3.0):
-        ...     times.add(seconds)
+        >>> times = Times.of([1.0, 2.0, 3.0])
         >>> times.mean, round(times.deviation, 3)
         (2.0, 1.0)
     """
@@ -20,6 +19,14 @@ class Times:
     count: int = 0
     total: float = 0.0
     squares: float = 0.0
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Times:
+        """Of some seconds."""
+        times = cls()
+        for seconds in values:
+            times.add(seconds)
+        return times
 
     def add(self, seconds: float) -> None:
         """One more."""
