@@ -15,7 +15,7 @@ from zo_lightning.drain.keeper import DrainKeeper
 from zo_lightning.drain.options import DrainOptions
 from zo_lightning.errors import ConfigError
 from zo_lightning.goodput.account import Account
-from zo_lightning.goodput.intervals import mean_time_between
+from zo_lightning.goodput.intervals import exactly, mean_of, mean_time_between
 from zo_lightning.goodput.kept import Kept
 from zo_lightning.goodput.lives import (
     FINISHED,
@@ -28,6 +28,7 @@ from zo_lightning.goodput.lives import (
 )
 from zo_lightning.goodput.measured import measured
 from zo_lightning.goodput.model import Shares
+from zo_lightning.goodput.times import Times
 
 DRAIN = Kept(
     way="drain",
@@ -168,10 +169,12 @@ def test_a_run_says_what_it_has_measured(tmp_path):
     found = measured(tmp_path)
     assert found.step is not None and found.mtbf is not None
     assert (found.way, found.steps, found.step.value) == ("drain", 40, pytest.approx(2.0))
-    assert (found.detection, found.relaunch, found.failures) == (2.0, 30.0, 1)
+    assert found.detection is not None and found.relaunch is not None and found.tax is not None
+    assert (found.detection.value, found.relaunch.value, found.restarts, found.failures) == (2.0, 30.0, 2, 1)
+    assert found.relaunch.high > 40.0 and found.relaunch.low == 0.0  # two say little
     # 8.2 s of tax and 10 windows of 4 steps, whose snapshots take 3 steps (5 s) to write
     assert (found.drain_steps, found.late, found.save) == (4, 3, 6.0)
-    assert found.tax == pytest.approx(8.2 / (10 * 4 * 2.0))
+    assert found.tax.value == pytest.approx(8.2 / (10 * 4 * 2.0))
     assert found.mtbf.low == pytest.approx(mean_time_between(1, 41 * 2.2 + 3 * 2.0).low)
 
 
@@ -288,11 +291,46 @@ def test_waiting_for_the_disk_is_no_tax_of_the_journal(tmp_path):
         account.step(step + 1, now, replayed=False, aside=0.0, kept=kept)
     found = measured(tmp_path)
     assert found.step is not None and found.step.value == pytest.approx(2.0)
-    assert found.tax == pytest.approx(0.1 * 40 / (39 * 2.0)) and found.snapshot == pytest.approx(2.5)
+    assert found.tax is not None and found.tax.value == pytest.approx(0.1 * 40 / (39 * 2.0))
+    assert found.snapshot == pytest.approx(2.5)
 
 
 def test_a_torn_line_of_the_supervisor_is_passed_over(tmp_path):
     train(begin(tmp_path, step=0, now=0.0), range(40), 0.0)
     (tmp_path / "incidents.jsonl").write_bytes(b'{"detection": 1.0, "relaunch": 20.0}\n\xff\n{"detection": 3.0, "rel')
     found = measured(tmp_path)
-    assert (found.detection, found.relaunch) == (1.0, 20.0)
+    assert (found.detection, found.relaunch, found.restarts) == (exactly(1.0), exactly(20.0), 1)
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 5, 10, 100])
+def test_bounds_of_a_mean_are_those_of_students_law(degrees):
+    stats = pytest.importorskip("scipy.stats")
+    times = Times.of([100.0 + number for number in range(degrees + 1)])
+    half = stats.t.ppf(0.975, degrees) * times.deviation / (degrees + 1) ** 0.5
+    assert mean_of(times).high - times.mean == pytest.approx(half, rel=0.01)
+
+
+def test_taxes_and_restarts_of_several_lives_have_an_interval(tmp_path):
+    now = 0.0
+    for life, tax in enumerate((0.1, 0.2, 0.3)):
+        account = begin(tmp_path, step=40 * life, now=now)
+        for step in range(40):
+            now += 2.0 + tax
+            account.step(40 * life + step + 1, now, replayed=False, aside=0.0, kept=replace(DRAIN, tax=tax * step))
+        now += 10.0 + life
+    found = measured(tmp_path)
+    assert found.tax is not None and found.relaunch is not None and not found.tells_slowdown
+    assert found.tax.low < found.tax.value < found.tax.high
+    assert (found.detection, found.restarts, found.relaunch.value) == (None, 2, 10.5)
+    assert found.relaunch.low < 10.0 < 11.0 < found.relaunch.high
+
+
+def test_steps_beside_a_snapshot_that_are_slower_are_tax(tmp_path):
+    account, now = begin(tmp_path, step=0, now=0.0), 0.0
+    for step in range(81):
+        busy = step % 2 == 0
+        now += (2.4 if busy else 2.0) + 0.02 * (step % 3)
+        account.step(step + 1, now, replayed=False, aside=0.0, kept=replace(DRAIN, busy=busy))
+    found = measured(tmp_path)
+    assert found.tax is not None and found.tells_slowdown
+    assert found.tax.value == pytest.approx(0.2, abs=0.01) and found.tax.low < found.tax.value < found.tax.high
