@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.logger import DummyLogger
 
 from zo_lightning.callbacks.goodput import Goodput
 from zo_lightning.drain.keeper import DrainKeeper
@@ -219,29 +222,73 @@ def test_what_is_no_line_of_this_version_is_passed_over(tmp_path, line):
     assert [stretch.step for stretch in read_lives(tmp_path)] == [10, 12]
 
 
-@pytest.mark.parametrize("broken", [False, True])
-def test_a_run_goes_on_whatever_lies_in_its_account(tmp_path, monkeypatch, caplog, broken):
-    def fit(steps: int) -> Trainer:
-        trainer = Trainer(
-            callbacks=[Goodput(tmp_path)],
-            max_steps=steps,
-            accelerator="cpu",
-            limit_val_batches=1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(BoringModel())
-        return trainer
+def fit(folder: Path, steps: int, *callbacks: Callback, logger: Any = False) -> Trainer:
+    trainer = Trainer(
+        callbacks=[Goodput(folder), *callbacks],
+        max_steps=steps,
+        accelerator="cpu",
+        limit_val_batches=1,
+        logger=logger,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(BoringModel())
+    return trainer
 
-    fit(3)
+
+@pytest.mark.parametrize("broken", ["", "step", "live", "figures", "close"])
+def test_a_run_goes_on_whatever_lies_in_its_account(tmp_path, monkeypatch, caplog, broken):
+    fit(tmp_path, 3)
     spoil(tmp_path)
     if broken:
-        monkeypatch.setattr(Account, "step", lambda *_, **__: 1 / 0)
-    assert fit(5).global_step == 5
-    assert ("goodput is not measured from here on" in caplog.text) == broken
+        monkeypatch.setattr(Account, broken, lambda *_, **__: 1 / 0)
+    assert fit(tmp_path, 64 if broken == "live" else 5).global_step >= 5
+    assert ("goodput is not measured from here on" in caplog.text) == bool(broken)
     assert [stretch.life for stretch in read_lives(tmp_path)] == [1, 2]
+
+
+class Watch(Callback):
+    """Reads the account in the middle of a validation."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.signs = folder, []
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        self.last = read_lives(self.folder)[-1].at
+
+    def on_validation_batch_end(self, trainer: Any, *args: Any) -> None:
+        if not trainer.sanity_checking:
+            self.signs.append(read_lives(self.folder)[-1].at - self.last)
+
+
+def test_a_run_shows_that_it_lives_while_it_validates(tmp_path):
+    watch = Watch(tmp_path)
+    fit(tmp_path, 64, watch)  # an epoch
+    assert len(watch.signs) == 1 and watch.signs[0] > 0
+
+
+class Ledger(DummyLogger):
+    """A logger of another kind than those of Lightning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[dict[str, float]] = []
+
+    def log_metrics(self, *args: Any, metrics: dict[str, float] | None = None, **kwargs: Any) -> None:
+        self.rows.append(metrics or args[0])
+
+
+def test_any_logger_gets_the_figures(tmp_path):
+    ledger, csv = Ledger(), CSVLogger(tmp_path, name="csv")
+    fit(tmp_path, 5, logger=[ledger, csv])
+    csv.save()
+    rows = [row for row in ledger.rows if "goodput/goodput" in row]
+    assert len(rows) >= 2
+    for row in rows:
+        assert {f"goodput/{name}" for name in asdict(shares(tmp_path))} == row.keys()
+        assert sum(row.values()) == pytest.approx(1.0)
+    assert "goodput/goodput" in (Path(csv.log_dir) / "metrics.csv").read_text()
 
 
 def test_a_sign_of_life_in_validation_is_training(tmp_path):

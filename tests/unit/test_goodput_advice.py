@@ -236,7 +236,7 @@ def test_a_slow_down_that_could_not_be_told_is_named():
 def test_a_step_that_is_cut_short_is_restart_where_nothing_is_made_again():
     shares = advise(JOURNAL).plan.shares
     assert shares.rework == 0.0 and sum(astuple(shares)) == pytest.approx(1.0)
-    assert "which counts as restart" in said(JOURNAL)
+    assert "whose time counts as restart" in said(JOURNAL)
 
 
 def test_snapshots_of_every_step_are_called_that():

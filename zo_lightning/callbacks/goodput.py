@@ -46,7 +46,7 @@ class Goodput(Callback):
             return
         found = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ResilientCheckpoint)]
         self._checkpoint = found[0] if found else None
-        self._step, self._aside, self._next_log = trainer.global_step, 0.0, 0.0
+        self._step, self._aside, self._next_log, self._next_sign = trainer.global_step, 0.0, 0.0, 0.0
         self._origin = time.time() - time.perf_counter()
         born = None if heartbeat().goes_on else _process_start()
         with self._harmless():
@@ -111,7 +111,9 @@ class Goodput(Callback):
 
     def _log(self, trainer: Trainer) -> None:
         """Past Lightning's own collection, which would log a figure again and again until there is a new one."""
-        if self._account is not None:
+        if self._account is None:
+            return
+        with self._harmless():
             figures = {f"goodput/{name}": value for name, value in self._account.figures().items()}
             for logger in trainer.loggers:
                 logger.log_metrics(figures, step=trainer.global_step - 1)  # Lightning counts from 0

@@ -47,7 +47,7 @@ class Known:
             drain_steps=1,
             tax=0.0,
             save_seconds=0.0,
-            detection_seconds=self.restart.value - self.relaunch.value,
+            detection_seconds=self.detection.value if self.detection else 0.0,
             relaunch_seconds=self.relaunch.value,
             mtbf_hours=self.mtbf.value / 3600,
         )

@@ -111,8 +111,8 @@ def _journal(known: Journalled, plan: Plan, asked: int | None) -> list[str]:
     every = f"{_every(plan.k)} ({seconds(plan.k * plan.job.step_seconds)})"
     snapshots = f"A snapshot pays {every}; a run that is shorter needs none."
     return [
-        "The journal holds every step: a failure loses at most the one in flight, which counts as restart as long as "
-        "it has not ended, and a restart applies the others.",
+        "The journal holds every step: a failure loses at most the one in flight, whose time counts as restart, and a "
+        "restart applies the others.",
         f"The journal slows steps by {within(plan.tax, per_cent)}; to apply one takes {seconds(known.replay)}, a "
         f"snapshot of the factors {seconds(known.snapshot)}.",
         snapshots if asked is None else f"Take a snapshot {every}.",
