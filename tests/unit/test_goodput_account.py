@@ -252,7 +252,8 @@ class Watch(Callback):
     """Reads the account in the middle of a validation."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.signs = folder, []
+        self.folder = folder
+        self.signs: list[float] = []
 
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
         self.last = read_lives(self.folder)[-1].at

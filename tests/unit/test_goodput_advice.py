@@ -177,6 +177,8 @@ def test_flags_stand_before_what_was_measured():
         ("relaunch_seconds", math.inf),
         ("devices", 4),
         ("replay_seconds", 0.0),
+        ("step_seconds", 1e-308),
+        ("snapshot_seconds", 1e308),
         ("bandwidth", 0.0),
         ("state_bytes", -1.0),
     ],

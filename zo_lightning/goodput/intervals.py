@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from zo_lightning.goodput.times import Times
 
 CONFIDENCE = 0.95
-NORMAL = 1.96  # its two-sided quantile, of the normal law
+NORMAL = 1.96  # its two-sided quantile
 
 
 @dataclass(frozen=True, slots=True)

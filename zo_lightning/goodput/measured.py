@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from zo_lightning.errors import ConfigError
-from zo_lightning.goodput.checks import refuse, refuse_outside
+from zo_lightning.goodput.checks import COUNTABLE, LEAST, MOST, refuse_outside
 from zo_lightning.goodput.costs import FEWEST_STEPS, checkpoint_costs, restarts_of, step_time
 from zo_lightning.goodput.intervals import Interval, exactly, mean_time_between
 from zo_lightning.goodput.lives import LIVES, by_life, failures_of, read_lives, shares_of, training_seconds
@@ -105,27 +104,23 @@ class Measured:
         Raises:
             ConfigError: for a number out of its range.
         """
-        above = {
-            "step_seconds": step_seconds,
-            "mtbf_hours": mtbf_hours,
-            "state_bytes": state_bytes,
-            "bandwidth": bandwidth,
-            "replay_seconds": replay_seconds,
-        }
-        least: dict[str, tuple[float | None, int]] = {
+        ranges: dict[str, tuple[float | None, float]] = {
+            "step_seconds": (step_seconds, LEAST),
+            "mtbf_hours": (mtbf_hours, LEAST),
             "devices": (devices, 1),
             "drain_steps": (drain_steps, 1),
             "tax": (tax, 0),
             "save_seconds": (save_seconds, 0),
+            "state_bytes": (state_bytes, LEAST),
+            "bandwidth": (bandwidth, LEAST),
             "detection_seconds": (detection_seconds, 0),
             "relaunch_seconds": (relaunch_seconds, 0),
+            "replay_seconds": (replay_seconds, LEAST),
             "snapshot_seconds": (snapshot_seconds, 0),
         }
-        for key, (value, low) in {**{key: (value, 0) for key, value in above.items()}, **least}.items():
+        for key, (value, least) in ranges.items():
             if value is not None:
-                refuse_outside(key, value, low, above=key in above)
-            if value == math.inf:
-                refuse(key, value, "a number that is not infinite")
+                refuse_outside(key, value, least, COUNTABLE if least == 1 else MOST)
         if devices is not None and mtbf_hours is None:
             raise ConfigError("`devices` says how many fail, and not how often: give `mtbf_hours` of one beside it")
         mtbf = None if mtbf_hours is None else mtbf_hours * 3600 / (devices or 1)
