@@ -93,7 +93,6 @@ class Stretch:
         return _made(Stretch, values)
 
 
-_kinds = cache(get_type_hints)
 _PARTS: dict[str, type] = {"free": Times, "busy": Times, "replayed": Times, "kept": Kept}
 
 
@@ -102,11 +101,20 @@ def _made(kind: type, values: Any) -> Any:
     kinds = _kinds(kind)
     if not isinstance(values, dict) or values.keys() != kinds.keys():
         raise ValueError(f"fields of {kind.__name__} that are none, or not all")
-    for name, value in values.items():
-        wanted = (int, float) if kinds[name] is float else kinds[name]
-        if not (value in get_args(wanted) if get_origin(wanted) is Literal else isinstance(value, wanted)):
-            raise ValueError(f"`{name}` of {kind.__name__} is {value!r}")
+    for name, (wanted, choices) in kinds.items():
+        if not isinstance(values[name], wanted) or (choices and values[name] not in choices):
+            raise ValueError(f"`{name}` of {kind.__name__} is {values[name]!r}")
     return kind(**values)
+
+
+@cache
+def _kinds(kind: type) -> dict[str, tuple[Any, tuple[str, ...]]]:
+    """Types of each field, and what it may be of these: once, as a long run has many lines."""
+    found = {}
+    for name, hint in get_type_hints(kind).items():
+        choices = get_args(hint) if get_origin(hint) is Literal else ()
+        found[name] = (str if choices else (int, float) if hint is float else get_args(hint) or hint, choices)
+    return found
 
 
 def read_lives(folder: Path) -> list[Stretch]:
