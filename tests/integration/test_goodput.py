@@ -76,7 +76,7 @@ def test_the_table_ends_with_rows_in_per_cent(ask: Ask) -> None:
     for row in rows.values():
         assert abs(row["simulated"] - row["exact"]) <= 4 * row["error"]
         assert f"{row['simulated']:.2f} ± {1.96 * row['error']:.2f}" in said
-    assert answer["files"] == ["made/table.csv", "made/table.png", "made/table.svg"]
+    assert answer["files"] == ["made/table.csv", "made/breakdown.png", "made/breakdown.svg"]
     with open("made/table.csv") as file:
         assert [float(row["goodput"]) for row in csv.DictReader(file)] == [row["goodput"] for row in answer["rows"]]
 
@@ -219,7 +219,7 @@ def test_the_library_needs_neither_torch_nor_hydra() -> None:
     code = """
 import sys
 from zo_lightning.goodput.changes import what_if
-from zo_lightning.goodput.plots import draw_table
+from zo_lightning.goodput.plots import draw_breakdown
 from zo_lightning.goodput.scenario import Scenario
 
 what_if(Scenario(k=52, target="none"), failures=100)

@@ -12,7 +12,7 @@ from zo_lightning.errors import ConfigError
 from zo_lightning.goodput.changes import what_if
 from zo_lightning.goodput.failures import Failures
 from zo_lightning.goodput.model import TARGETS, Job
-from zo_lightning.goodput.plots import draw_breakdown, draw_changes, draw_sweep, draw_table
+from zo_lightning.goodput.plots import draw_breakdown, draw_changes, draw_sweep
 from zo_lightning.goodput.scenario import Scenario, Tier
 from zo_lightning.goodput.tables import LOSSES, SCALES, cells, has_closed_form, row, write_csv
 
@@ -24,6 +24,7 @@ def test_the_default_table_has_a_row_of_each_kind_for_each_scale() -> None:
     assert [(found.n, found.target) for found in rows] == [(n, target) for n in SCALES for target in TARGETS]
     for found in rows:
         assert found.goodput + sum(getattr(found, loss) for loss in LOSSES) == pytest.approx(100)
+        assert abs(found.law - found.k) <= (1.5 if found.target != "blocking" else 20)
     best = {found.n: found.k for found in rows if found.target == "none"}
     assert best == {512: 300, 2048: 149, 8192: 74, 16_384: 52, 65_536: 30}
 
@@ -76,8 +77,8 @@ def test_what_single_changes_are_worth() -> None:
     before, changes = what_if(Scenario(k=52, target="none"), failures=500)
     gains = {change.name: change.gain for change in changes}
     assert list(gains.values()) == sorted(gains.values(), reverse=True)
-    assert gains["a restart in 40 s instead of 390"] == pytest.approx(94.39 - 91.48, abs=0.01)
-    assert gains["drains brought to their newest version"] == pytest.approx(93.33 - 91.48, abs=0.01)
+    assert gains["a restart in 40 s instead of 390"] == pytest.approx(94.461 - 91.553, abs=0.002)
+    assert gains["drains brought to their newest version"] == pytest.approx(93.338 - 91.553, abs=0.002)
     assert gains["no spare at hand"] < -30
     assert {change.name: change.row.k for change in changes}["devices that fail half as often"] == 74
     assert before.goodput == pytest.approx(91.48, abs=0.01)
@@ -110,7 +111,7 @@ def test_pictures_are_drawn(tmp_path: Path, devices: list[int]) -> None:
     rows = [row(scenario, failures=50) for scenario in cells(BASE, devices=devices)]
     early = replace(BASE, legacy_credit=True)
     swept = [row(cell) for k in (3, 30, 300) for cell in cells(early, devices=devices, targets=["none"], intervals=k)]
-    for draw, of in ((draw_table, rows), (draw_breakdown, rows), (draw_sweep, swept)):
+    for draw, of in ((draw_breakdown, rows), (draw_sweep, swept)):
         png, svg = draw(of, tmp_path)
         assert png.read_bytes().startswith(b"\x89PNG") and "</svg>" in svg.read_text()
 

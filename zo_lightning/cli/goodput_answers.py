@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from zo_lightning.cli.goodput_tables import print_breakdown, print_changes, print_sweep, print_table
 from zo_lightning.goodput.changes import changes, what_if
 from zo_lightning.goodput.model import TARGETS, Target
-from zo_lightning.goodput.plots import draw_breakdown, draw_changes, draw_sweep, draw_table
+from zo_lightning.goodput.plots import draw_breakdown, draw_changes, draw_sweep
 from zo_lightning.goodput.scenario import Scenario
 from zo_lightning.goodput.tables import SCALES, Intervals, Row, cells, row
 
@@ -36,7 +36,7 @@ def table(config: DictConfig, base: Scenario) -> Answer:
     """Every target at every number of devices."""
     rows = _rows(config, _cells(config, base))
     print_table(rows, _title("Goodput", base))
-    return _answer(rows, draw_table)
+    return _answer(rows, draw_breakdown)
 
 
 def sweep(config: DictConfig, base: Scenario) -> Answer:

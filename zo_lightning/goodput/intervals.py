@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from zo_lightning.goodput.lives import Times
 
 CONFIDENCE = 0.95
-_NORMAL = 1.96  # its two-sided quantile
+NORMAL = 1.96  # its two-sided quantile
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def mean_of(times: Times) -> Interval:
         >>> mean_of(Times(count=100, total=200.0, squares=499.0))
         Interval(value=2.0, low=1.804, high=2.196)
     """
-    half = _NORMAL * times.deviation / math.sqrt(times.count)
+    half = NORMAL * times.deviation / math.sqrt(times.count)
     return Interval(times.mean, times.mean - half, times.mean + half)
 
 
