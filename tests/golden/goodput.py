@@ -17,7 +17,10 @@ from zo_lightning.goodput.tables import cells, row
 
 FILE = Path(__file__).with_name("goodput.txt")
 FAILURES, SEED = 1000, 6
-TITLE = f"# goodput: name, shares, their errors, steps lost, seconds; {FAILURES} failures, seed {SEED}; rows as they are printed"
+TITLE = (
+    f"# goodput: name, shares, their errors, steps lost, seconds; {FAILURES} failures, seed {SEED}; "
+    "rows as they are printed"
+)
 LARGE = Job(devices=65_536)
 RACKS = Failures(rack_mtbf_hours=20_000, switch_mtbf_hours=50_000)
 TIERS = (

@@ -14,7 +14,7 @@ from zo_lightning.goodput.failures import Failures
 from zo_lightning.goodput.model import TARGETS, Job
 from zo_lightning.goodput.plots import draw_breakdown, draw_changes, draw_sweep
 from zo_lightning.goodput.scenario import Scenario, Tier
-from zo_lightning.goodput.tables import LOSSES, SCALES, cells, has_closed_form, row, write_csv
+from zo_lightning.goodput.tables import LOSSES, SCALES, cells, checked, has_closed_form, row, write_csv
 
 BASE = Scenario(k=1, target="none")
 
@@ -47,6 +47,20 @@ def test_an_interval_shorter_than_a_drain_is_refused_unless_it_is_credited_all_t
         cells(BASE, intervals=10)
     assert cells(replace(BASE, legacy_credit=True), targets=["none"], intervals=10)[0].k == 10
     assert cells(BASE, targets=["blocking"], intervals=10)[0].k == 10
+
+
+def test_a_drain_that_no_stretch_is_long_enough_for_is_refused() -> None:
+    """The longest of all times between failures is 37 times their mean: 57,657 steps at 16,384 devices."""
+    assert checked(replace(BASE, job=Job(drain_steps=57_000)))
+    long = replace(BASE, job=Job(drain_steps=58_000))
+    says = r"`goodput.drain_steps`=58000: .* 4.06e\+05 s, .* 16,384 devices .* 4.04e\+05 s .* `goodput.mtbf_hours`"
+    with pytest.raises(ConfigError, match=says):
+        cells(long, devices=[16_384], targets=["none"])
+    assert cells(long, devices=[16_384], targets=["blocking"]) and cells(long, devices=[512], targets=["none"])
+    assert checked(replace(long, survives_in_flight=True)) and checked(replace(long, legacy_credit=True))
+    racks = replace(long, failures=Failures(rack_mtbf_hours=50_000))
+    with pytest.raises(ConfigError, match="`goodput.mtbf_hours` or `goodput.rack_mtbf_hours`"):
+        checked(racks)
 
 
 def test_early_credit_stands_beside_what_drains_come_to() -> None:

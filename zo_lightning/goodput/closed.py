@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 from zo_lightning.errors import ConfigError
+from zo_lightning.goodput.checks import COUNTABLE
 from zo_lightning.goodput.model import Job, Shares, Target
 
 
@@ -115,14 +116,17 @@ def best_interval(job: Job, target: Target, *, legacy_credit: bool = False) -> i
         legacy_credit: see ``lost_steps``.
 
     Raises:
-        ConfigError: without failures, as the longest interval is then best.
+        ConfigError: where hardly anything fails, as the longest interval is then best.
 
     Examples:
         >>> [best_interval(Job(devices=n), "none") for n in (512, 2048, 8192, 16_384, 65_536)]
         [300, 149, 74, 52, 30]
     """
-    if math.isinf(job.mtbf):
-        raise ConfigError("`goodput.mtbf_hours`=inf: without failures the longest interval is best: set `k`")
+    if job.mtbf / job.step_seconds > COUNTABLE:
+        raise ConfigError(
+            f"`goodput.mtbf_hours`={job.mtbf_hours:g}, beside `goodput.step_seconds`={job.step_seconds:g}, is so long "
+            "that the longest interval is best: set `k`"
+        )
     longest = job.drain_steps + math.ceil(job.mtbf / job.step_seconds)  # the best is below M in both forms
 
     def goodput(k: int) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 from zo_lightning.errors import ConfigError
 from zo_lightning.goodput.closed import best_interval, closed_form, exact_form
+from zo_lightning.goodput.failures import longest_gap
 from zo_lightning.goodput.laws import law
 from zo_lightning.goodput.model import TARGETS, Job, Target
 from zo_lightning.goodput.scenario import Scenario
@@ -75,22 +76,41 @@ def cells(
     """The scenarios of a table: ``base`` with every number of devices and every target.
 
     Raises:
-        ConfigError: for an interval that is shorter than a drain, which only ``legacy_credit`` credits.
+        ConfigError: for an interval that is shorter than a drain, which only ``legacy_credit`` credits, or a drain that
+            is never complete.
     """
     found = []
     for number, n in enumerate(devices):
         for target in targets:
-            scenario = replace(base, job=replace(base.job, devices=n), target=target)
+            scenario = checked(replace(base, job=replace(base.job, devices=n), target=target))
             k = _interval(intervals, target, number, len(devices))
             found.append(with_best_interval(scenario) if k is None else replace(scenario, k=_possible(scenario, k)))
     return found
+
+
+def checked(scenario: Scenario) -> Scenario:
+    """The scenario, if a drain can be complete in it: if it is not longer than any time between two failures.
+
+    Raises:
+        ConfigError: if it is, and is needed.
+    """
+    job, longest = scenario.job, longest_gap(scenario.failures, scenario.mtbf)
+    needed = scenario.target != "blocking" and not (scenario.legacy_credit or scenario.survives_in_flight)
+    rare = " or ".join(f"`goodput.{key}`" for key in scenario.failures.keys())
+    if needed and not scenario.tiers and job.drain_steps * scenario.step_seconds > longest:
+        raise ConfigError(
+            f"`goodput.drain_steps`={job.drain_steps}: with `goodput.step_seconds`={job.step_seconds:g} a drain takes "
+            f"{job.drain_steps * scenario.step_seconds:.3g} s, and no two failures of {job.devices:,} devices are more "
+            f"than {longest:.3g} s apart, so that none is ever complete: set fewer, or a longer {rare}"
+        )
+    return scenario
 
 
 def with_best_interval(scenario: Scenario) -> Scenario:
     """The scenario with the interval for which ``closed_form`` gives the most, with its mean times.
 
     Raises:
-        ConfigError: without failures.
+        ConfigError: where hardly anything fails.
     """
     k = best_interval(_average(scenario), scenario.target, legacy_credit=scenario.legacy_credit)
     return replace(scenario, k=k)
