@@ -265,7 +265,7 @@ def test_bad_input_is_refused_with_its_key(key: str) -> None:
         ((1.0, math.inf), "times", "from 0"),
         ((0.0, 0.0), "gaps", "above 0"),
         ((5.0, 4.0), "times", "not in order"),
-        ((1e15, 1.0), "gaps", "more steps than can be counted"),
+        ((1e15, 1.0), "gaps", "more steps of .* than can be counted"),
     ],
 )
 def test_bad_traces_are_refused(trace: tuple[float, ...], holds: str, says: str) -> None:
@@ -293,4 +293,4 @@ def test_a_shape_that_the_law_does_not_have_is_refused(law: str) -> None:
 def test_no_gap_is_longer_than_the_longest(law: Failures) -> None:
     longest, drawn = longest_gap(law, 300.0), draw_gaps(law, 300.0, 100_000, seed=5).max()
     assert drawn <= longest < math.inf
-    assert longest < 100 * drawn
+    assert longest < 1000 * drawn

@@ -59,7 +59,7 @@ def test_a_drain_that_no_stretch_is_long_enough_for_is_refused() -> None:
     assert cells(long, devices=[16_384], targets=["blocking"]) and cells(long, devices=[512], targets=["none"])
     assert checked(replace(long, survives_in_flight=True)) and checked(replace(long, legacy_credit=True))
     racks = replace(long, failures=Failures(rack_mtbf_hours=50_000))
-    with pytest.raises(ConfigError, match="`goodput.mtbf_hours` or `goodput.rack_mtbf_hours`"):
+    with pytest.raises(ConfigError, match=r"`goodput.mtbf_hours` or `goodput.rack_mtbf_hours`"):
         checked(racks)
 
 

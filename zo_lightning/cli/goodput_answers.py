@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from zo_lightning.cli.goodput_tables import print_breakdown, print_changes, print_sweep, print_table
+from zo_lightning.cli.goodput_tables import print_breakdown, print_changes, print_note, print_sweep, print_table
 from zo_lightning.errors import ConfigError
 from zo_lightning.goodput.changes import changes, what_if
 from zo_lightning.goodput.model import TARGETS, Target
@@ -53,7 +53,7 @@ def sweep(config: DictConfig, base: Scenario) -> Answer:
         print_sweep([found for found in rows if found.n == job.devices], title)
     drain = base.job.drain_steps
     if min(ks) < drain and set(targets) != {"blocking"} and not (base.legacy_credit or base.tiers):
-        print(f"Drains take {drain} steps, one after the other: where k is less, it is {drain} for them.")
+        print_note(f"Drains take {drain} steps, one after the other: where k is less, it is {drain} for them.")
     return _answer(rows, draw_sweep)
 
 
@@ -123,7 +123,7 @@ def _failures(config: DictConfig, scenario: Scenario) -> int:
     expected = config.days * 86_400 / (scenario.mtbf + scenario.job.restart_seconds)
     if expected > MOST_FAILURES:
         raise ConfigError(
-            f"`days`={config.days:g}: {expected:.3g} failures are expected, and {MOST_FAILURES:,} can be simulated at most"
+            f"`days`={config.days:g}: {expected:.3g} failures are expected; {MOST_FAILURES:,} are simulated at most"
         )
     return max(2, round(expected))
 

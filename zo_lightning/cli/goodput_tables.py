@@ -43,7 +43,12 @@ def print_table(rows: Sequence[Row], title: str) -> None:
     _print(title, _table(rows, names))
     if off := [row.n for row in rows if row.exact is not None and abs(row.exact - row.goodput) > 1]:
         note = f"From {min(off):,} devices on failures come so fast that `goodput` is off by a point and more"
-        Console().print(f"{note}: go by {'exact' if 'exact' in names else 'simulated'}.")
+        print_note(f"{note}: go by {'exact' if 'exact' in names else 'simulated'}.")
+
+
+def print_note(text: str) -> None:
+    """A remark on a table."""
+    Console(highlight=False).print(text)
 
 
 def print_sweep(rows: Sequence[Row], title: str) -> None:

@@ -97,11 +97,11 @@ class Failures:
             return self.trace
         return tuple(time - before for before, time in zip((0, *self.trace), self.trace, strict=False))
 
-    def keys(self) -> tuple[str, ...]:
-        """What says how far failures are apart.
+    def named(self) -> tuple[str, ...]:
+        """Keys that say how far failures are apart.
 
         Examples:
-            >>> Failures().keys(), Failures(rack_mtbf_hours=500).keys()
+            >>> Failures().named(), Failures(rack_mtbf_hours=500).named()
             (('mtbf_hours',), ('mtbf_hours', 'rack_mtbf_hours'))
         """
         if self.law == "trace":

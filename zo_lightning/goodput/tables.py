@@ -96,7 +96,7 @@ def checked(scenario: Scenario) -> Scenario:
     """
     job, longest = scenario.job, longest_gap(scenario.failures, scenario.mtbf)
     needed = scenario.target != "blocking" and not (scenario.legacy_credit or scenario.survives_in_flight)
-    rare = " or ".join(f"`goodput.{key}`" for key in scenario.failures.keys())
+    rare = " or ".join(f"`goodput.{key}`" for key in scenario.failures.named())
     if needed and not scenario.tiers and job.drain_steps * scenario.step_seconds > longest:
         raise ConfigError(
             f"`goodput.drain_steps`={job.drain_steps}: with `goodput.step_seconds`={job.step_seconds:g} a drain takes "
