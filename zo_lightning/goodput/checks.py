@@ -9,7 +9,7 @@ from zo_lightning.errors import ConfigError
 
 MOST = 1e30  # of seconds and the like: products of several are still numbers
 LEAST = 1 / MOST  # above 0
-COUNTABLE = 2**40  # steps, devices: exact as a float, also times a year
+COUNTABLE = 2**40  # of steps or devices
 
 
 def refuse(key: str, value: Any, wanted: str) -> NoReturn:
