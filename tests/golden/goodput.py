@@ -1,4 +1,4 @@
-"""Golden estimates of the simulator of goodput: what makes them, and writes the file.
+"""Golden estimates of the simulator of goodput, and rows of its table: what makes them, and writes the file.
 
 ``python -m tests.golden.goodput`` in the project's root writes it anew; ``README.md`` here says when that is right.
 """
@@ -13,10 +13,14 @@ from zo_lightning.goodput.failures import Failures
 from zo_lightning.goodput.model import Job
 from zo_lightning.goodput.scenario import Scenario, Tier
 from zo_lightning.goodput.simulator import simulate
+from zo_lightning.goodput.tables import cells, row
 
 FILE = Path(__file__).with_name("goodput.txt")
 FAILURES, SEED = 1000, 6
-TITLE = f"# goodput: name, shares, their errors, steps lost, seconds; {FAILURES} failures, seed {SEED}"
+TITLE = (
+    f"# goodput: name, shares, their errors, steps lost, seconds; {FAILURES} failures, seed {SEED}; "
+    "rows as they are printed"
+)
 LARGE = Job(devices=65_536)
 RACKS = Failures(rack_mtbf_hours=20_000, switch_mtbf_hours=50_000)
 TIERS = (
@@ -45,6 +49,9 @@ def text() -> str:
         found = simulate(scenario, failures=FAILURES, seed=SEED)
         numbers = (*astuple(found.shares), *astuple(found.errors), found.steps_lost, found.seconds)
         lines.append(" ".join([name, *(float(number).hex() for number in numbers)]))
+    for scenario in (*cells(Scenario(k=1)), *SCENARIOS.values()):
+        found = row(scenario, failures=FAILURES, seed=SEED)
+        lines.append(" ".join(["row", *map(str, astuple(found))]))
     return "\n".join(lines) + "\n"
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_module
+from hydra.errors import ConfigCompositionException
+from omegaconf.errors import OmegaConfBaseException
 
 from tests.command import message
 from zo_lightning.cli import goodput
@@ -76,7 +78,7 @@ def test_the_table_ends_with_rows_in_per_cent(ask: Ask) -> None:
     for row in rows.values():
         assert abs(row["simulated"] - row["exact"]) <= 4 * row["error"]
         assert f"{row['simulated']:.2f} ± {1.96 * row['error']:.2f}" in said
-    assert answer["files"] == ["made/table.csv", "made/table.png", "made/table.svg"]
+    assert answer["files"] == ["made/table.csv", "made/breakdown.png", "made/breakdown.svg"]
     with open("made/table.csv") as file:
         assert [float(row["goodput"]) for row in csv.DictReader(file)] == [row["goodput"] for row in answer["rows"]]
 
@@ -97,6 +99,9 @@ def test_the_posts_preset_is_its_table_with_the_true_drains_beside_it(ask: Ask) 
 def test_the_sweep_shows_targets_side_by_side(ask: Ask) -> None:
     said, answer = ask("sweep", "ks=[30,60]", "failures=0")
     assert len(answer["rows"]) == 10 and "newest" in said and "91.45" in said
+    assert "one after the other" not in said
+    said, _ = ask("sweep", "ks=[3,60]", "failures=0")
+    assert "Drains take 30 steps, one after the other: where k is less, it is 30 for them." in said
     said, answer = ask("sweep", "legacy_credit=true", "ks=[3]", "targets=[none]", "failures=0")
     assert "93.48" in said and "90.99" in said
     assert {row["n"] for row in ask("sweep", "ks=[30]", "devices=[512,2048]", "failures=0")[1]["rows"]} == {512, 2048}
@@ -112,7 +117,7 @@ def test_what_if_says_what_changes_are_worth(ask: Ask) -> None:
     said, answer = ask("what-if", "failures=200")
     gains = [row["gain"] for row in answer["rows"][1:]]
     assert gains == sorted(gains, reverse=True) and answer["rows"][0]["change"] is None
-    assert "a restart in 40 s instead of 390" in said and "+2.90" in said
+    assert "a restart in 40 s instead of 390" in said and "+2.91" in said
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
@@ -151,6 +156,11 @@ def test_so_many_days_are_so_many_failures(ask: Ask) -> None:
         (["seed=-1"], "`seed`=-1"),
         ([f"out={__file__}"], "is a file"),
         (["goodput.mtbf_hours=inf"], "`goodput.mtbf_hours`=inf"),
+        (["goodput.drain_steps=100000000"], "`goodput.drain_steps`=100000000"),
+        (["goodput.shape=0.7"], "`goodput.shape`=0.7: `goodput.law=exponential` has none"),
+        (["goodput.detection_seconds=1e308"], "`goodput.detection_seconds`=1e+308"),
+        (["failures=1000000000"], "`failures`=1000000000"),
+        (["days=1e9"], "`days`=1e+09"),
     ],
 )
 def test_bad_input_is_refused_by_its_key(
@@ -160,6 +170,62 @@ def test_bad_input_is_refused_by_its_key(
     monkeypatch.setattr(sys, "argv", ["zo-goodput", "table", "out=made", *words])
     assert said in message(capsys, goodput.main)
     assert not list(tmp_path.iterdir())
+
+
+def keys() -> list[str]:
+    register()
+    with initialize_config_module("zo_lightning.conf", version_base="1.3"):
+        config = compose("goodput", ["command=table"])
+    asked = [key for key in config if key not in ("command", "out", "goodput", "paths")]
+    tier = [f"goodput.tiers.near.{field.name}" for field in fields(Tier) if field.name != "name"]
+    return [*asked, *(f"goodput.{key}" for key in config.goodput if key != "tiers"), *tier]
+
+
+BESIDE = {  # without which a key has no say
+    "goodput.shape": ["goodput.law=weibull"],
+    "goodput.straggler_share": ["goodput.straggler_slowdown=2"],
+    "goodput.straggler_slowdown": ["goodput.straggler_share=0.1"],
+    "goodput.repair_seconds": ["goodput.spares=1"],
+}
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("key", keys())
+def test_extremes_of_every_key_are_answered_or_refused_by_it(
+    key: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answered = []
+    for value in ("0", "inf", "nan", "1e308", "1e30", "1e-30", "1e-308", "-1"):
+        words = ["command=table", "devices=[16384]", "failures=20", *BESIDE.get(key, [])]
+        if key.startswith("goodput.tiers.near."):
+            words.append(f"goodput.tiers=[{{name:near,{key.rpartition('.')[2]}:{value}}}]")
+        else:
+            words.append(f"{key}=[{value}]" if key in ("devices", "targets", "ks") else f"{key}={value}")
+        said = _answer_or_refusal(words, capsys)
+        if said is None:
+            answered.append(value)
+        else:
+            assert key.rpartition(".")[2] in said, (value, said)
+    assert len(answered) < 8
+
+
+def _answer_or_refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str | None:
+    """What is said against the words; None for a table of numbers."""
+    try:
+        with initialize_config_module("zo_lightning.conf", version_base="1.3"):
+            config = compose("goodput", words)
+    except (ConfigCompositionException, OmegaConfBaseException) as refused:
+        return str(refused)
+    try:
+        goodput.run(config)
+    except SystemExit:
+        return capsys.readouterr().err
+    rows = json.loads(capsys.readouterr().out.rstrip("\n").rsplit("\n", 1)[1])["rows"]
+    for row in rows:
+        shares = [row[name] for name in ("goodput", "rework", "restart", "tax", "stall", "idle")]
+        assert all(0 <= share <= 100 for share in shares) and sum(shares) == pytest.approx(100, abs=1e-5)
+    return None
 
 
 RUN = (
@@ -219,7 +285,7 @@ def test_the_library_needs_neither_torch_nor_hydra() -> None:
     code = """
 import sys
 from zo_lightning.goodput.changes import what_if
-from zo_lightning.goodput.plots import draw_table
+from zo_lightning.goodput.plots import draw_breakdown
 from zo_lightning.goodput.scenario import Scenario
 
 what_if(Scenario(k=52, target="none"), failures=100)

@@ -9,9 +9,10 @@ import pytest
 
 from zo_lightning.errors import ConfigError
 from zo_lightning.goodput.advice import advise
-from zo_lightning.goodput.closed import best_interval, drain_law, exact_form, lost_steps
+from zo_lightning.goodput.closed import best_interval, exact_form, lost_steps
 from zo_lightning.goodput.intervals import Interval, exactly, mean_time_between
 from zo_lightning.goodput.journal import journal_form, snapshot_interval
+from zo_lightning.goodput.laws import drain_law
 from zo_lightning.goodput.measured import Measured
 from zo_lightning.goodput.model import Job, Shares
 

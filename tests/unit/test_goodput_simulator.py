@@ -12,8 +12,9 @@ import pytest
 from tests.goodput_steps import follow, shares
 from zo_lightning.errors import ConfigError
 from zo_lightning.goodput.closed import best_interval, closed_form, exact_form
-from zo_lightning.goodput.failures import Failures, read_trace
+from zo_lightning.goodput.failures import Failures, draw_gaps, longest_gap, read_trace
 from zo_lightning.goodput.model import TARGETS, Job, Target
+from zo_lightning.goodput.pace import Pace
 from zo_lightning.goodput.scenario import Scenario, Tier
 from zo_lightning.goodput.simulator import simulate
 
@@ -192,6 +193,28 @@ def test_nothing_survived_is_back_to_step_0() -> None:
     assert found.shares.rework > 0.9
 
 
+@pytest.mark.parametrize("name", ["one tier", "tiers and spares"])
+def test_cost_grows_with_failures_and_not_with_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted: how often the simulator asks when so many steps are over, and for how many stretches at once."""
+    spent, ended = [], Pace.ended
+
+    def counted(self, steps, phases):
+        spent.append(np.size(steps))
+        return ended(self, steps, phases)
+
+    def cost(steps: float, failures: int) -> int:
+        spent.clear()
+        job = Job(mtbf_hours=steps * Job().step_seconds * Job().devices / 3600)
+        many = {"tiers": (LOCAL, UNSAFE), "spares": 3} if name != "one tier" else {}
+        found = simulate(Scenario(job=job, k=300, **many), failures=failures)
+        assert found.failures == failures and found.steps_lost > 0
+        return sum(spent)
+
+    monkeypatch.setattr(Pace, "ended", counted)
+    assert cost(1e3, 200) == cost(1e12, 200)  # steps between two failures
+    assert cost(1e3, 400) == 2 * cost(1e3, 200)
+
+
 def test_a_million_devices_for_a_year_is_one_call() -> None:
     job = Job(devices=1_000_000, relaunch_seconds=10, step_seconds=1.0, drain_steps=5)
     year = 365 * 86_400
@@ -206,6 +229,7 @@ BAD = {
     "goodput.law": lambda: Failures(law="poisson"),  # type: ignore[arg-type]
     "goodput.trace_holds": lambda: Failures(trace_holds="dates"),  # type: ignore[arg-type]
     "goodput.rack_devices": lambda: Failures(rack_devices=0),
+    "goodput.trace": lambda: Failures(trace=(1.0, 2.0)),
     "goodput.rack_mtbf_hours": lambda: Failures(rack_mtbf_hours=0),
     "goodput.switch_mtbf_hours": lambda: Failures(switch_mtbf_hours=math.nan),
     "goodput.tiers.disk.survives_rack": lambda: Tier(name="disk", survives_rack=1.1),
@@ -241,7 +265,7 @@ def test_bad_input_is_refused_with_its_key(key: str) -> None:
         ((1.0, math.inf), "times", "from 0"),
         ((0.0, 0.0), "gaps", "above 0"),
         ((5.0, 4.0), "times", "not in order"),
-        ((1e15, 1.0), "gaps", "more steps than can be counted"),
+        ((1e15, 1.0), "gaps", "more steps of .* than can be counted"),
     ],
 )
 def test_bad_traces_are_refused(trace: tuple[float, ...], holds: str, says: str) -> None:
@@ -249,3 +273,24 @@ def test_bad_traces_are_refused(trace: tuple[float, ...], holds: str, says: str)
         simulate(
             Scenario(job=Job(step_seconds=1e-3), k=1, failures=Failures(law="trace", trace=trace, trace_holds=holds))
         )
+
+
+@pytest.mark.parametrize("law", ["exponential", "trace"])
+def test_a_shape_that_the_law_does_not_have_is_refused(law: str) -> None:
+    with pytest.raises(ConfigError, match=f"`goodput.shape`=0.7: `goodput.law={law}` has none"):
+        Failures(law=law, shape=0.7, trace=(1.0,))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        Failures(),
+        Failures(law="weibull", shape=0.5),
+        Failures(law="lognormal", shape=2.0),
+        Failures(law="trace", trace=(1e3, 5.0)),
+    ],
+)
+def test_no_gap_is_longer_than_the_longest(law: Failures) -> None:
+    longest, drawn = longest_gap(law, 300.0), draw_gaps(law, 300.0, 100_000, seed=5).max()
+    assert drawn <= longest < math.inf
+    assert longest < 10_000 * drawn

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from zo_lightning.cli.goodput_scenario import scenario_of
 from zo_lightning.cli.subcommands import take_subcommand, with_override
 from zo_lightning.config import register
 from zo_lightning.errors import ConfigError
+from zo_lightning.goodput.checks import MOST, refuse_outside
 from zo_lightning.goodput.model import TARGETS
 from zo_lightning.goodput.tables import write_csv
 
@@ -74,10 +74,9 @@ def _check(config: DictConfig) -> None:
     """Refuse what no scenario can say of itself, before anything is computed."""
     if config.failures < 0 or config.failures == 1:
         raise ConfigError(f"`failures`={config.failures}: 2 or more, or 0 for the closed forms alone")
-    if config.seed < 0:
-        raise ConfigError(f"`seed`={config.seed}: 0 or more")
-    if config.days is not None and not 0 < config.days < math.inf:
-        raise ConfigError(f"`days`={config.days}: a number above 0")
+    refuse_outside("seed", config.seed, 0)
+    if config.days is not None:
+        refuse_outside("days", config.days, 0, MOST, above=True)
     for key in ("devices", "targets", "ks"):
         if config[key] is not None and not config[key]:
             raise ConfigError(f"`{key}` is empty: name some")

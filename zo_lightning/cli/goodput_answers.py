@@ -11,12 +11,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from zo_lightning.cli.goodput_tables import print_breakdown, print_changes, print_sweep, print_table
+from zo_lightning.cli.goodput_tables import print_breakdown, print_changes, print_note, print_sweep, print_table
+from zo_lightning.errors import ConfigError
 from zo_lightning.goodput.changes import changes, what_if
 from zo_lightning.goodput.model import TARGETS, Target
-from zo_lightning.goodput.plots import draw_breakdown, draw_changes, draw_sweep, draw_table
+from zo_lightning.goodput.plots import draw_breakdown, draw_changes, draw_sweep
 from zo_lightning.goodput.scenario import Scenario
-from zo_lightning.goodput.tables import SCALES, Intervals, Row, cells, row
+from zo_lightning.goodput.simulator import MOST_FAILURES
+from zo_lightning.goodput.tables import SCALES, Intervals, Row, cells, checked, row
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ def table(config: DictConfig, base: Scenario) -> Answer:
     """Every target at every number of devices."""
     rows = _rows(config, _cells(config, base))
     print_table(rows, _title("Goodput", base))
-    return _answer(rows, draw_table)
+    return _answer(rows, draw_breakdown)
 
 
 def sweep(config: DictConfig, base: Scenario) -> Answer:
@@ -44,10 +46,14 @@ def sweep(config: DictConfig, base: Scenario) -> Answer:
     jobs = [replace(base.job, devices=n) for n in config.devices or [base.job.devices]]
     targets = _targets(config, ("none", "blocking") if base.legacy_credit else TARGETS)
     ks = sorted(set(config.ks))
-    rows = _rows(config, [replace(base, job=job, target=target, k=k) for job in jobs for target in targets for k in ks])
+    plans = [checked(replace(base, job=job, target=target)) for job in jobs for target in targets]
+    rows = _rows(config, [replace(plan, k=k) for plan in plans for k in ks])
     for job in jobs:
         title = _title(f"Goodput by interval, {job.devices:,} devices", base)
         print_sweep([found for found in rows if found.n == job.devices], title)
+    drain = base.job.drain_steps
+    if min(ks) < drain and set(targets) != {"blocking"} and not (base.legacy_credit or base.tiers):
+        print_note(f"Drains take {drain} steps, one after the other: where k is less, it is {drain} for them.")
     return _answer(rows, draw_sweep)
 
 
@@ -114,7 +120,12 @@ def _failures(config: DictConfig, scenario: Scenario) -> int:
     """To simulate: as many as are asked for, or are expected in so many days, and two at least, for an error."""
     if config.days is None or not config.failures:
         return int(config.failures)
-    return max(2, round(config.days * 86_400 / (scenario.mtbf + scenario.job.restart_seconds)))
+    expected = config.days * 86_400 / (scenario.mtbf + scenario.job.restart_seconds)
+    if expected > MOST_FAILURES:
+        raise ConfigError(
+            f"`days`={config.days:g}: {expected:.3g} failures are expected; {MOST_FAILURES:,} are simulated at most"
+        )
+    return max(2, round(expected))
 
 
 @contextmanager

@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from zo_lightning.goodput.changes import Change
+from zo_lightning.goodput.intervals import NORMAL
 from zo_lightning.goodput.tables import LOSSES, Row
-
-Z = 1.96  # standard errors on either side of a 95 % interval
 
 # Colours, and shades where there are none.
 _COLOURS = {"rework": "red", "restart": "yellow", "tax": "blue", "stall": "magenta", "idle": "cyan"}
@@ -23,6 +22,7 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     "devices": lambda row: f"{row.n:,}",
     "target": lambda row: row.target,
     "k": lambda row: f"{row.k}",
+    "law": lambda row: "" if row.law is None else f"{row.law:.0f}",
     "goodput": lambda row: f"{row.goodput:.2f}",
     "serial": lambda row: _number(row.serial),
     "exact": lambda row: _number(row.exact),
@@ -30,7 +30,7 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     **{name: lambda row, name=name: f"{getattr(row, name):.2f}" for name in LOSSES},  # type: ignore[misc]
 }
 _WIDE = 1000  # a terminal on which nothing is cut
-_DROPPED = ("exact", *reversed(LOSSES), "simulated")  # on a narrow terminal, in this order
+_DROPPED = ("exact", *reversed(LOSSES), "law", "simulated")  # on a narrow terminal, in this order
 
 
 def print_table(rows: Sequence[Row], title: str) -> None:
@@ -43,7 +43,12 @@ def print_table(rows: Sequence[Row], title: str) -> None:
     _print(title, _table(rows, names))
     if off := [row.n for row in rows if row.exact is not None and abs(row.exact - row.goodput) > 1]:
         note = f"From {min(off):,} devices on failures come so fast that `goodput` is off by a point and more"
-        Console().print(f"{note}: go by {'exact' if 'exact' in names else 'simulated'}.")
+        print_note(f"{note}: go by {'exact' if 'exact' in names else 'simulated'}.")
+
+
+def print_note(text: str) -> None:
+    """A remark on a table."""
+    Console(highlight=False).print(text)
 
 
 def print_sweep(rows: Sequence[Row], title: str) -> None:
@@ -95,14 +100,14 @@ def print_breakdown(rows: Sequence[Row], title: str) -> None:
 
 def print_changes(before: Row, changes: Sequence[Change]) -> None:
     """What each change is worth, the best first."""
-    title = f"What if? {before.n:,} devices, target {before.target}, k = {before.k}: goodput {before.goodput:.2f} %"
+    title = f"What if? {before.n:,} devices, target {before.target}, k = {before.k}: goodput {before.surest:.2f} %"
     table = Table(box=SIMPLE, pad_edge=False)
     table.add_column("change", overflow="fold")
     for name in ("points", "goodput", "k"):
         table.add_column(name, justify="right", no_wrap=True)
     for change in changes:
         colour = "green" if change.gain >= 0.005 else "red" if change.gain <= -0.005 else "dim"
-        table.add_row(change.name, f"[{colour}]{change.gain:+.2f}[/]", f"{change.row.goodput:.2f}", f"{change.row.k}")
+        table.add_row(change.name, f"[{colour}]{change.gain:+.2f}[/]", f"{change.row.surest:.2f}", f"{change.row.k}")
     _print(title, table)
 
 
@@ -112,16 +117,16 @@ def interval(row: Row) -> str:
     Examples:
         >>> from zo_lightning.goodput.tables import Row
         >>> losses = dict(goodput=90, rework=5, restart=3, tax=2, stall=0, idle=0)
-        >>> interval(Row(n=1, k=1, target="none", **losses, simulated=90.04, error=0.05))
+        >>> interval(Row(n=1, k=1, law=1, target="none", **losses, simulated=90.04, error=0.05))
         '90.04 ± 0.10'
     """
     if row.simulated is None or row.error is None:
         return ""
-    return f"{row.simulated:.2f} ± {Z * row.error:.2f}"
+    return f"{row.simulated:.2f} ± {NORMAL * row.error:.2f}"
 
 
 def _table(rows: Sequence[Row], names: Sequence[str]) -> Table:
-    table = Table(box=SIMPLE, pad_edge=False)
+    table = Table(box=SIMPLE, pad_edge=False, padding=(0, 0, 0, 1))
     for name in names:
         table.add_column(name, justify="left" if name == "target" else "right", no_wrap=True)
     for _, group in _by_devices(rows):

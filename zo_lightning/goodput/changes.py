@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zo_lightning.goodput.model import Job
 from zo_lightning.goodput.scenario import Scenario
 from zo_lightning.goodput.tables import Row, has_closed_form, row, with_best_interval
 
@@ -20,7 +19,7 @@ class Change:
 
     Attributes:
         name: what is changed.
-        gain: points of goodput; below 0 for a loss.
+        gain: points of goodput, by ``exact_form`` where that holds; below 0 for a loss.
         row: with the change.
     """
 
@@ -59,46 +58,49 @@ def what_if(
     return before, sorted(found, key=lambda change: -change.gain)
 
 
-def changes(base: Scenario) -> Iterator[tuple[str, Scenario]]:
+def changes(base: Scenario) -> list[tuple[str, Scenario]]:
     """Single changes that could be made to a scenario, each with the interval that is best after it."""
-    job, target = base.job, base.target
-    restart, detection = job.restart_seconds, job.detection_seconds
-    if _best(base).k != base.k:
-        yield "the best interval", _best(base)
-    if restart > _SWAP_SECONDS:
-        seen = min(detection, _SWAP_SECONDS / 4)
-        quick = replace(job, detection_seconds=seen, relaunch_seconds=_SWAP_SECONDS - seen)
-        yield f"a restart in {_SWAP_SECONDS:g} s instead of {restart:g}", _best(base, job=quick)
-    if detection:
-        yield (
-            f"failures noticed in {detection / 2:g} s instead of {detection:g}",
-            _best(base, job=replace(job, detection_seconds=detection / 2)),
-        )
-    if job.relaunch_seconds:
-        half = job.relaunch_seconds / 2
-        yield f"relaunch in {half:g} s instead of {2 * half:g}", _best(base, job=replace(job, relaunch_seconds=half))
-    yield "devices that fail half as often", _best(base, job=replace(job, mtbf_hours=2 * job.mtbf_hours))
-    if target == "blocking":
-        half = job.save_seconds / 2
-        yield f"saves of {half:g} s instead of {2 * half:g}", _best(base, job=replace(job, save_seconds=half))
-        yield "drains beside training, without reconcile", _best(base, target="none")
-    else:
-        yield from _better_drains(base, job)
-    if target != "newest":
-        yield "drains brought to their newest version", _best(base, target="newest")
-    if base.spares is None:
-        yield "no spare at hand", replace(base, spares=0)
-    else:
-        yield f"{2 * base.spares or 1} spares instead of {base.spares}", replace(base, spares=2 * base.spares or 1)
+    return [(name, _best(base, **changed)) for name, changed, sensible in _candidates(base) if sensible]
 
 
-def _better_drains(base: Scenario, job: Job) -> Iterator[tuple[str, Scenario]]:
-    if job.drain_steps > 1:
-        half = math.ceil(job.drain_steps / 2)
-        yield f"drains of {half} steps instead of {job.drain_steps}", _best(base, job=replace(job, drain_steps=half))
-    if job.tax:
-        tax = job.tax / 2
-        yield f"a tax of {100 * tax:g} % instead of {200 * tax:g}", _best(base, job=replace(job, tax=tax))
+def _candidates(base: Scenario) -> list[tuple[str, dict[str, Any], bool]]:
+    """What a change is called, the fields it changes, and whether it is one."""
+    job, blocking = base.job, base.target == "blocking"
+    restart, seen = job.restart_seconds, min(job.detection_seconds, _SWAP_SECONDS / 4)
+    detection, relaunch, save, tax = (
+        value / 2 for value in (job.detection_seconds, job.relaunch_seconds, job.save_seconds, job.tax)
+    )
+    drain, spares = math.ceil(job.drain_steps / 2), 2 * (base.spares or 0) or 1
+
+    def job_with(**changed: float) -> dict[str, Any]:
+        return {"job": replace(job, **changed)}  # type: ignore[arg-type]
+
+    return [
+        ("the best interval", {}, _best(base).k != base.k),
+        (
+            f"a restart in {_SWAP_SECONDS:g} s instead of {restart:g}",
+            job_with(detection_seconds=seen, relaunch_seconds=_SWAP_SECONDS - seen),
+            restart > _SWAP_SECONDS,
+        ),
+        (
+            f"failures noticed in {detection:g} s instead of {2 * detection:g}",
+            job_with(detection_seconds=detection),
+            detection > 0,
+        ),
+        (f"relaunch in {relaunch:g} s instead of {2 * relaunch:g}", job_with(relaunch_seconds=relaunch), relaunch > 0),
+        ("devices that fail half as often", job_with(mtbf_hours=2 * job.mtbf_hours), True),
+        (f"saves of {save:g} s instead of {2 * save:g}", job_with(save_seconds=save), blocking and save > 0),
+        ("drains beside training, without reconcile", {"target": "none"}, blocking),
+        (
+            f"drains of {drain} steps instead of {job.drain_steps}",
+            job_with(drain_steps=drain),
+            not blocking and job.drain_steps > 1,
+        ),
+        (f"a tax of {100 * tax:g} % instead of {200 * tax:g}", job_with(tax=tax), not blocking and tax > 0),
+        ("drains brought to their newest version", {"target": "newest"}, base.target != "newest"),
+        ("no spare at hand", {"spares": 0}, base.spares is None),
+        (f"{spares} spares instead of {base.spares}", {"spares": spares}, base.spares is not None),
+    ]
 
 
 def _best(base: Scenario, **changed: Any) -> Scenario:
@@ -108,6 +110,6 @@ def _best(base: Scenario, **changed: Any) -> Scenario:
 
 def _gain(before: Row, after: Row) -> float:
     """By the simulator, in which both had the same failures, where one of them has no closed form."""
-    if after.simulated is None or before.simulated is None or (before.exact and after.exact):
-        return after.goodput - before.goodput
-    return after.simulated - before.simulated
+    if after.simulated is None or before.simulated is None or None not in (before.exact, after.exact):
+        return round(after.surest - before.surest, 6)
+    return round(after.simulated - before.simulated, 6)

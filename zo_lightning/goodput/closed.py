@@ -1,4 +1,4 @@
-"""Closed forms for failures that come at random (exponential, one at a time), and the intervals that they call best.
+"""Closed forms for failures that come at random (exponential, one at a time), and the interval that they call best.
 
 Two forms answer the same question. ``closed_form`` lets a failure find every step of a checkpoint's cycle alike, as is
 usual in tables of this kind. ``exact_form`` knows that a restart begins a cycle, and is what the simulator converges
@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 from zo_lightning.errors import ConfigError
+from zo_lightning.goodput.checks import COUNTABLE
 from zo_lightning.goodput.model import Job, Shares, Target
 
 
@@ -106,61 +107,6 @@ def exact_form(job: Job, k: float, target: Target) -> Shares:
     return _shares(job, goodput=goodput, tax=saving * job.tax / (1 + job.tax))
 
 
-def young(job: Job) -> float:
-    """Steps between blocking saves by Young (1974): ``sqrt(2 C M) / t``.
-
-    First order in C / M: too long by about 2 C / 3 against the exact optimum, which costs 0.03 points of goodput at
-    16,384 devices and 0.2 at 65,536.
-
-    Examples:
-        >>> [round(young(Job(devices=n))) for n in (512, 2048, 8192, 16_384, 65_536)]
-        [1736, 868, 434, 307, 153]
-    """
-    return math.sqrt(2 * job.save_seconds * job.mtbf) / job.step_seconds
-
-
-def daly(job: Job, *, order: int = 3) -> float:
-    """Steps between blocking saves by Daly (2006): ``(sqrt(2 C M) (1 + x/3 + x^2/9) - C) / t``, ``x = sqrt(C / 2M)``.
-
-    An approximation of the maximum of ``exact_form`` that misses it by less than a step where C is below M / 10. From
-    C = 2 M on it is M, as in the paper. The restart takes no part: it costs the same at every interval.
-
-    Args:
-        job: see ``Job``.
-        order: terms of the series that are kept. The first is Young's formula, which many quote as Daly's.
-
-    Raises:
-        ConfigError: for another order.
-
-    Examples:
-        >>> [round(daly(Job(devices=n))) for n in (512, 2048, 8192, 16_384, 65_536)]
-        [1716, 848, 414, 287, 134]
-    """
-    if order not in (1, 2, 3):
-        raise ConfigError(f"`order`={order}: the series has terms 1, 2 and 3")
-    if order == 1:
-        return young(job)
-    if job.save_seconds >= 2 * job.mtbf:
-        return job.mtbf / job.step_seconds
-    x = math.sqrt(job.save_seconds / (2 * job.mtbf))
-    series = 1 + x / 3 + (x * x / 9 if order == 3 else 0.0)
-    return young(job) * series - job.save_seconds / job.step_seconds
-
-
-def drain_law(job: Job) -> float:
-    """Steps between drains: ``max(D, sqrt(2 alpha D t M) / t)``.
-
-    Young's formula with what a drain really costs, ``alpha D t`` seconds, and never less than a drain takes. Whatever
-    the target, the maximum of ``closed_form`` lies alpha D steps below that root: one step with the defaults.
-
-    Examples:
-        >>> [round(drain_law(Job(devices=n))) for n in (512, 2048, 8192, 16_384, 65_536)]
-        [301, 150, 75, 53, 30]
-    """
-    cost = job.tax * job.drain_steps * job.step_seconds
-    return max(float(job.drain_steps), math.sqrt(2 * cost * job.mtbf) / job.step_seconds)
-
-
 def best_interval(job: Job, target: Target, *, legacy_credit: bool = False) -> int:
     """The whole number of steps for which ``closed_form`` gives the most goodput; the smallest of several.
 
@@ -170,14 +116,17 @@ def best_interval(job: Job, target: Target, *, legacy_credit: bool = False) -> i
         legacy_credit: see ``lost_steps``.
 
     Raises:
-        ConfigError: without failures, as the longest interval is then best.
+        ConfigError: where hardly anything fails, as the longest interval is then best.
 
     Examples:
         >>> [best_interval(Job(devices=n), "none") for n in (512, 2048, 8192, 16_384, 65_536)]
         [300, 149, 74, 52, 30]
     """
-    if math.isinf(job.mtbf):
-        raise ConfigError("`goodput.mtbf_hours`=inf: without failures the longest interval is best: set `k`")
+    if job.mtbf / job.step_seconds > COUNTABLE:
+        raise ConfigError(
+            f"`goodput.mtbf_hours`={job.mtbf_hours:g}, beside `goodput.step_seconds`={job.step_seconds:g}, is so long "
+            "that the longest interval is best: set `k`"
+        )
     longest = job.drain_steps + math.ceil(job.mtbf / job.step_seconds)  # the best is below M in both forms
 
     def goodput(k: int) -> float:
@@ -206,13 +155,9 @@ def _staleness(target: Target, drain: float) -> float:
 def _shares(job: Job, *, goodput: float, tax: float = 0.0, stall: float = 0.0) -> Shares:
     """From shares of the time between failures to those of the wall clock; what is left is done again."""
     running = 1 / (1 + job.restart_seconds / job.mtbf)
-    return Shares(
-        goodput=running * goodput,
-        rework=running * max(0.0, 1 - goodput - tax - stall),
-        restart=1 - running,
-        tax=running * tax,
-        stall=running * stall,
-    )
+    rework = max(0.0, 1 - goodput - tax - stall)
+    parts = {"goodput": goodput, "rework": rework, "tax": tax, "stall": stall}
+    return Shares.of({"restart": 1 - running, **{name: running * share for name, share in parts.items()}})
 
 
 def _decay(x: float) -> float:

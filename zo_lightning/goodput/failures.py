@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from zo_lightning.errors import ConfigError
 from zo_lightning.goodput import portable
-from zo_lightning.goodput.checks import refuse, refuse_outside
+from zo_lightning.goodput.checks import LEAST, MOST, refuse, refuse_outside
 from zo_lightning.goodput.model import Job
 
 Law = Literal["exponential", "weibull", "lognormal", "trace"]
@@ -34,7 +34,7 @@ class Failures:
     Attributes:
         law: of the times between failures; ``trace``: those of ``trace``, as they are, over and over again.
         shape: Weibull's exponent (below 1 failures come in bursts), or the lognormal law's standard deviation of the
-            logarithm; of no account for the others.
+            logarithm; the others have none.
         trace: seconds of training.
         trace_holds: whether these are ``gaps`` between failures or the ``times`` of failures from the start.
         rack_devices: devices that fail with their rack.
@@ -43,7 +43,8 @@ class Failures:
         switch_mtbf_hours: of one switch; inf: switches do not fail.
 
     Raises:
-        ConfigError: for a number out of its range, an empty trace, or times that are not in order.
+        ConfigError: for a number out of its range, a shape or a trace that the law does not use, an empty trace, or
+            times that are not in order.
     """
 
     law: Law = "exponential"
@@ -63,9 +64,17 @@ class Failures:
         refuse_outside("goodput.shape", self.shape, 0.1, 10.0)
         for kind in ("rack", "switch"):
             refuse_outside(f"goodput.{kind}_devices", getattr(self, f"{kind}_devices"), 1)
-            refuse_outside(f"goodput.{kind}_mtbf_hours", getattr(self, f"{kind}_mtbf_hours"), 0, above=True)
+            hours = getattr(self, f"{kind}_mtbf_hours")
+            if hours != math.inf:
+                refuse_outside(f"goodput.{kind}_mtbf_hours", hours, LEAST, MOST)
+        if self.shape != 1 and self.law not in ("weibull", "lognormal"):
+            refuse("goodput.shape", self.shape, f"`goodput.law={self.law}` has none: choose weibull or lognormal")
         if self.law == "trace":
             self._check_trace()
+        elif self.trace:
+            raise ConfigError(
+                f"`goodput.trace` is given, but `goodput.law={self.law}` reads none: say `goodput.law=trace`"
+            )
 
     def _check_trace(self) -> None:
         if not self.trace:
@@ -87,6 +96,18 @@ class Failures:
         if self.trace_holds == "gaps":
             return self.trace
         return tuple(time - before for before, time in zip((0, *self.trace), self.trace, strict=False))
+
+    def named(self) -> tuple[str, ...]:
+        """Keys that say how far failures are apart.
+
+        Examples:
+            >>> Failures().named(), Failures(rack_mtbf_hours=500).named()
+            (('mtbf_hours',), ('mtbf_hours', 'rack_mtbf_hours'))
+        """
+        if self.law == "trace":
+            return ("trace",)
+        near = [f"{kind}_mtbf_hours" for kind in ("rack", "switch")]
+        return ("mtbf_hours", *(key for key in near if getattr(self, key) < math.inf))
 
     def rates(self, job: Job) -> tuple[float, float, float]:
         """Failures of devices, racks and switches of a cluster, per second."""
@@ -128,7 +149,24 @@ def draw_gaps(law: Failures, mean: float, count: int, seed: int) -> portable.Flo
     """
     if law.law == "trace":
         return np.resize(np.array(law.gaps(), np.float64), count)
-    drawn = portable.uniforms(seed, GAPS, count)
+    return _quantiles(law, mean, portable.uniforms(seed, GAPS, count))
+
+
+def longest_gap(law: Failures, mean: float) -> float:
+    """Most seconds that can be between two failures: of uniforms with 52 bits the last ones, or the trace's.
+
+    Examples:
+        >>> longest_gap(Failures(), 1.0)  # of this mean
+        36.7368005696771
+        >>> longest_gap(Failures(law="trace", trace=(5, 7, 12)), 8.0)
+        12.0
+    """
+    if law.law == "trace":
+        return float(max(law.gaps()))
+    return float(_quantiles(law, mean, np.array([2.0**-53, 1 - 2.0**-53])).max())
+
+
+def _quantiles(law: Failures, mean: float, drawn: portable.Floats) -> portable.Floats:
     if law.law == "lognormal":
         return mean * portable.exp(law.shape * portable.normal_quantile(drawn) - law.shape * law.shape / 2)
     waited = -portable.log(drawn)

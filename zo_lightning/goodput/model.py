@@ -10,13 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from zo_lightning.errors import ConfigError
+from zo_lightning.goodput.checks import COUNTABLE, LEAST, MOST, refuse_outside
 
 Target = Literal["newest", "median", "oldest", "none", "blocking"]
 """Version that a drain's shards are brought to; ``none``: that of its first step, and the drain in flight is lost;
 ``blocking``: training stands still while a checkpoint is saved."""
 
 TARGETS: tuple[Target, ...] = get_args(Target)
+
+_RANGES = {
+    "devices": (1, COUNTABLE),
+    "drain_steps": (1, COUNTABLE),
+    "step_seconds": (LEAST, MOST),
+    "mtbf_hours": (LEAST, MOST),
+}  # the others: from 0 to MOST
+_ENDLESS = ("mtbf_hours", "detection_seconds", "relaunch_seconds")  # may be infinite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +56,10 @@ class Job:
 
     def __post_init__(self) -> None:
         for field in fields(self):
+            low, high = _RANGES.get(field.name, (0, MOST))
             value = getattr(self, field.name)
-            lowest = 1 if field.name in ("devices", "drain_steps") else 0
-            positive = field.name in ("step_seconds", "mtbf_hours")
-            if math.isnan(value) or value < lowest or (positive and value == 0):
-                kind = "above 0" if positive else f"{lowest} or more"
-                raise ConfigError(f"`goodput.{field.name}`={value}: a number, {kind}")
+            if value != math.inf or field.name not in _ENDLESS:
+                refuse_outside(f"goodput.{field.name}", value, low, high)
 
     @property
     def mtbf(self) -> float:

@@ -7,23 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from zo_lightning.goodput.changes import Change
+from zo_lightning.goodput.intervals import NORMAL
 from zo_lightning.goodput.tables import LOSSES, Row
 
 COLOURS = {"rework": "#d1495b", "restart": "#edae49", "tax": "#00798c", "stall": "#7d5ba6", "idle": "#8d99ae"}
 LINES = {"newest": "#1b7837", "median": "#5aae61", "oldest": "#9970ab", "none": "#762a83", "blocking": "#b35806"}
-_Z = 1.96
-
-
-def draw_table(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Goodput against the number of devices."""
-    figure, axis = _figure(7, 4.2)
-    for target, line in _by_target(rows):
-        _line(axis, [row.n for row in line], line, target)
-    axis.set_xscale("log", base=2)
-    _devices_axis(axis, rows)
-    axis.set_ylabel("goodput (%)")
-    axis.legend(frameon=False)
-    return _save(figure, folder / "table")
 
 
 def draw_sweep(rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -80,7 +68,7 @@ def draw_changes(before: Row, changes: Sequence[Change], folder: Path) -> list[P
     axis.invert_yaxis()
     axis.margins(x=0.15)
     axis.set_xlabel("points of goodput")
-    axis.set_title(f"{before.n:,} devices, {before.target}, k = {before.k}: {before.goodput:.2f} %", fontsize="medium")
+    axis.set_title(f"{before.n:,} devices, {before.target}, k = {before.k}: {before.surest:.2f} %", fontsize="medium")
     return _save(figure, folder / f"what_if_{before.n}_{before.target}")
 
 
@@ -110,18 +98,11 @@ def _line(axis: Any, places: Sequence[float], line: Sequence[Row], label: str) -
         axis.errorbar(
             [place for place, _ in known],
             [row.simulated for _, row in known],
-            yerr=[_Z * (row.error or 0.0) for _, row in known],
+            yerr=[NORMAL * (row.error or 0.0) for _, row in known],
             fmt="none",
             ecolor=colour,
             capsize=3,
         )
-
-
-def _devices_axis(axis: Any, rows: Sequence[Row]) -> None:
-    scales = sorted({row.n for row in rows})
-    axis.set_xticks(scales, [_short(n) for n in scales])
-    axis.minorticks_off()
-    axis.set_xlabel("devices")
 
 
 def _near_the_top(axis: Any, rows: Sequence[Row]) -> None:

@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass, field
 
 from zo_lightning.errors import ConfigError
-from zo_lightning.goodput.checks import refuse, refuse_outside
+from zo_lightning.goodput.checks import COUNTABLE, refuse, refuse_outside
 from zo_lightning.goodput.failures import KINDS, Failures
 from zo_lightning.goodput.model import TARGETS, Job, Target
 
@@ -55,7 +55,7 @@ class Tier:
     def __post_init__(self) -> None:
         for key, low in (("every", 1), ("drain_steps", 1), ("tax", 0), ("save_seconds", 0), ("load_seconds", 0)):
             if getattr(self, key) is not None:
-                refuse_outside(f"goodput.tiers.{self.name}.{key}", getattr(self, key), low, 2**40)
+                refuse_outside(f"goodput.tiers.{self.name}.{key}", getattr(self, key), low, COUNTABLE)
         for kind in KINDS:
             refuse_outside(f"goodput.tiers.{self.name}.survives_{kind}", getattr(self, f"survives_{kind}"), 0, 1)
 
@@ -107,7 +107,7 @@ class Scenario:
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
             raise ConfigError(f"`target`={self.target}: choose one of {', '.join(TARGETS)}")
-        refuse_outside("k", self.k, 1, 2**40)
+        refuse_outside("k", self.k, 1, COUNTABLE)
         if self.k % 1:
             refuse("k", self.k, "a whole number of steps")
         if self.spares is not None:
@@ -117,9 +117,6 @@ class Scenario:
         refuse_outside("goodput.straggler_slowdown", self.straggler_slowdown, 1)
         if self.legacy_credit and (self.tiers or self.survives_in_flight):
             raise ConfigError("`legacy_credit=true` knows neither `goodput.tiers` nor drains that survive")
-        for key in ("tax", "save_seconds", "step_seconds"):
-            if math.isinf(getattr(self.job, key)):
-                refuse(f"goodput.{key}", math.inf, "no step would ever end")
         if math.isinf(self.straggler_slowdown) and self.straggler_share == 1:
             refuse(
                 "goodput.straggler_slowdown", math.inf, "no step would ever end; make `goodput.straggler_share` less"

@@ -21,6 +21,7 @@ from zo_lightning.goodput.pace import Cadence, Pace
 from zo_lightning.goodput.rounds import Rounds, destroyed, early_credit, idle_seconds, many_tiers, one_tier
 from zo_lightning.goodput.scenario import Scenario, Tier
 
+MOST_FAILURES = 10_000_000  # a gigabyte
 _COUNTABLE = 2.0**50  # steps between two failures
 _NONE = Shares(goodput=0.0, rework=0.0, restart=0.0, tax=0.0)
 
@@ -33,7 +34,7 @@ def simulate(scenario: Scenario, *, failures: int = 1000, seed: int = 0) -> Esti
 
     Args:
         scenario: see ``Scenario``.
-        failures: rounds to simulate, at least 2; a trace that is shorter is gone through again.
+        failures: rounds to simulate, from 2 to ten million; a trace that is shorter is gone through again.
         seed: 0 or more; the same seed gives the same bytes on every machine.
 
     Raises:
@@ -44,7 +45,7 @@ def simulate(scenario: Scenario, *, failures: int = 1000, seed: int = 0) -> Esti
         >>> round(100 * found.shares.goodput, 1), round(100 * found.errors.goodput, 2)
         (92.8, 0.04)
     """
-    refuse_outside("failures", failures, 2)
+    refuse_outside("failures", failures, 2, MOST_FAILURES)
     refuse_outside("seed", seed, 0, 2**64 - 1)
     mean = scenario.mtbf
     tiers = scenario.tiers or (Tier(name="all"),)
@@ -54,7 +55,8 @@ def simulate(scenario: Scenario, *, failures: int = 1000, seed: int = 0) -> Esti
     gaps_F = draw_gaps(scenario.failures, mean, failures, seed)
     if gaps_F.max() / scenario.step_seconds > _COUNTABLE:
         key = "trace" if scenario.failures.law == "trace" else "mtbf_hours"
-        refuse(f"goodput.{key}", float(gaps_F.max()), "seconds between two failures are more steps than can be counted")
+        steps = f"steps of `goodput.step_seconds`={scenario.job.step_seconds:g}"
+        refuse(f"goodput.{key}", float(gaps_F.max()), f"seconds between failures are more {steps} than can be counted")
     kinds_F = draw_kinds(scenario.failures, scenario.job, failures, seed)
     alone = len(tiers) == 1 and min(tiers[0].survival) == 1
     if scenario.legacy_credit and scenario.target != "blocking":  # credit is a matter of drains
