@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import subprocess
 import sys
@@ -154,7 +155,9 @@ def test_so_many_days_are_so_many_failures(ask: Ask) -> None:
         (["failures=1"], "`failures`=1"),
         (["failures=0", "goodput.spares=1"], "`failures`=0"),
         (["seed=-1"], "`seed`=-1"),
-        ([f"out={__file__}"], "is a file"),
+        ([f"out={__file__}"], "is no folder"),
+        ([f"out={__file__}/deeper"], "is no folder"),
+        (["out="], "is no folder"),
         (["goodput.mtbf_hours=inf"], "`goodput.mtbf_hours`=inf"),
         (["goodput.drain_steps=100000000"], "`goodput.drain_steps`=100000000"),
         (["goodput.shape=0.7"], "`goodput.shape`=0.7: `goodput.law=exponential` has none"),
@@ -189,6 +192,7 @@ BESIDE = {  # without which a key has no say
 }
 
 
+@pytest.mark.slow  # 40 s
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("key", keys())
 def test_extremes_of_every_key_are_answered_or_refused_by_it(
@@ -293,3 +297,32 @@ print([name for name in ("torch", "hydra", "omegaconf", "matplotlib", "lightning
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_cannot_be_written_leaves_earlier_files_and_the_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The disk is full behind the first file."""
+    (tmp_path / "table.csv").write_text("earlier")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("zo_lightning.cli.goodput_answers.draw_breakdown", full)
+    monkeypatch.setattr(sys, "argv", ["zo-goodput", "table", "failures=0", f"out={tmp_path}"])
+    with pytest.raises(SystemExit):
+        goodput.main()
+    told = capsys.readouterr()
+    assert f"`out`={tmp_path}" in told.err and "No space left" in told.err and "Traceback" not in told.err
+    assert json.loads(told.out.splitlines()[-1])["files"] == []
+    assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
+    assert (tmp_path / "table.csv").read_text() == "earlier"
+
+
+def test_a_trace_that_is_no_text_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "failures.txt").write_bytes(b"\xff\xfe\x00")
+    words = ["goodput.law=trace", f"goodput.trace={tmp_path / 'failures.txt'}"]
+    monkeypatch.setattr(sys, "argv", ["zo-goodput", "table", *words])
+    assert "is no number" in message(capsys, goodput.main)

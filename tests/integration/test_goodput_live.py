@@ -24,7 +24,7 @@ QUIET = ["trainer.val_check_interval=null", "task.num_train=40", "task.num_dev=4
 ZEROTH = [
     *QUIET,
     "model=tiny-llama",
-    "backend=fake",
+    "backend=dense",
     "direction.refresh_every=20",
     "trainer.max_steps=60",
     "failure.kill.step=38",
@@ -118,7 +118,7 @@ def test_a_killed_run_accounts_for_every_second(kind, request):
     end = story.lives[1][-1].step
     hand, redone, replayed = by_hand(story, end)
     assert (first.step, first.end, second.step, second.end) == (story.lives[0][-1].step, "", end, "finished")
-    assert (second.redone, second.replayed.count) == (redone, replayed)
+    assert (second.redone, second.replayed.count) == (redone, max(replayed - 1, 0))  # the first is not timed
     assert (redone, replayed) == ((0, 18) if kind == "zeroth" else (redone, 0))
     assert failures_of(stretches) == 1
     check_shares(shares_of(stretches), hand)

@@ -95,6 +95,16 @@ def test_replay_is_restart_and_no_rework(tmp_path):
     assert read_lives(tmp_path)[-1].replayed.mean == 0.5
 
 
+def test_the_first_replayed_step_of_a_process_is_no_measure_of_replay(tmp_path):
+    train(begin(tmp_path, step=0, now=0.0), range(10), 0.0)
+    second = begin(tmp_path, step=6, now=50.0)
+    now = train(second, range(6, 7), 50.0, seconds=3.0, replayed=True)
+    train(second, range(7, 10), now, seconds=0.5, replayed=True)
+    replayed = read_lives(tmp_path)[-1].replayed
+    assert (replayed.count, replayed.mean) == (3, 0.5)
+    assert shares(tmp_path).restart == pytest.approx(34.5 / 54.5)
+
+
 @pytest.mark.parametrize(
     ("end", "failures", "restart"), [(FINISHED, 0, 0), (INTERRUPTED, 0, 0), ("SIGTERMException", 1, 30), ("", 1, 30)]
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import hydra
@@ -54,20 +56,30 @@ def run(config: DictConfig) -> None:
     with reported():
         _check(config)
         answer = ANSWERS[config.command](config, scenario_of(config))
-        files = _written(config, answer)
-        print(json.dumps({"command": config.command, "rows": answer.rows, "files": files}))
+        files: list[str] = []
+        try:
+            if config.out is not None:
+                files = _written(config, answer)
+                print(f"written: {', '.join(files)}")
+        except OSError as error:
+            raise _no_folder(config.out, error) from error
+        finally:
+            print(json.dumps({"command": config.command, "rows": answer.rows, "files": files}))
 
 
 def _written(config: DictConfig, answer: Answer) -> list[str]:
-    if config.out is None:
-        return []
+    """Files in the folder of ``out``; those of an earlier answer stay until all of this one are whole."""
     folder = Path(config.out).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
-    table = folder / f"{config.command.replace('-', '_')}.csv"
-    write_csv(answer.rows, table)
-    files = [str(path) for path in (table, *(path for draw in answer.pictures for path in draw(folder)))]
-    print(f"written: {', '.join(files)}")
-    return files
+    with TemporaryDirectory(dir=folder, prefix=".new-") as name:
+        table = Path(name) / f"{config.command.replace('-', '_')}.csv"
+        write_csv(answer.rows, table)
+        made = [table, *(path for draw in answer.pictures for path in draw(Path(name)))]
+        return [str(path.replace(folder / path.name)) for path in made]
+
+
+def _no_folder(out: str, error: OSError) -> ConfigError:
+    return ConfigError(f"`out`={out}: nothing can be written there ({error.strerror}); name another folder")
 
 
 def _check(config: DictConfig) -> None:
@@ -82,10 +94,20 @@ def _check(config: DictConfig) -> None:
             raise ConfigError(f"`{key}` is empty: name some")
     for key in ("devices", "ks"):
         _check_steps(key, config[key] or [])
-    if config.out is not None and Path(config.out).expanduser().is_file():
-        raise ConfigError(f"`out`={config.out} is a file: name a folder")
+    if config.out is not None:
+        _check_folder(config.out)
     for key, given in _intervals(config).items():
         _check_steps(key, given if isinstance(given, list) else [given])
+
+
+def _check_folder(out: str) -> None:
+    """Refuse what will not be a folder to write into; none is made before there is something to write."""
+    folder = Path(out).expanduser()
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not out or not there.is_dir():
+        raise ConfigError(f"`out`={out} is no folder: name one")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"`out`={out}: nothing can be written into {there}; name another folder")
 
 
 def _intervals(config: DictConfig) -> dict[str, Any]:

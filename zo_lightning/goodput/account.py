@@ -38,7 +38,7 @@ class Account:
         self._sheet = Sheet(folder)
         self._began = now
         self._ahead = 0.0  # seconds since the last step that signs of life have accounted for
-        self._is_warm = False  # a new step was made in this life
+        self._is_warm = self._replays = False  # a new step, or a recorded one, was made in this life
         self._sheet.write(self._stretch)
 
     def live(self, now: float) -> None:
@@ -65,7 +65,9 @@ class Account:
         elapsed, self._ahead = elapsed + self._ahead, 0.0
         if replayed:
             stretch.restart += elapsed
-            stretch.replayed.add(elapsed)
+            if self._replays:  # the first one also waits for what is made once in a process
+                stretch.replayed.add(elapsed)
+            self._replays = True
         elif step <= self._newest:
             stretch.stall += stall
             stretch.rework += elapsed - stall

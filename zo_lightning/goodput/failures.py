@@ -199,7 +199,7 @@ def read_trace(path: Path | str) -> tuple[float, ...]:
     if not path.is_file():
         raise ConfigError(f"`goodput.trace`={path}: there is no such file")
     numbers = []
-    for row, line in enumerate(path.read_text().splitlines(), start=1):
+    for row, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
         text = line.partition("#")[0].strip()
         if text:
             try:
