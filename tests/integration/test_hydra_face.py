@@ -76,7 +76,7 @@ def test_a_mistyped_option_lists_the_options(ask: Ask):
     [
         ("query.epss=1", "`query` has the keys _target_, eps"),
         ("data.batchsize=1", "`data` has the keys batch_size, eval_batch_size"),
-        ("callbacks.progres_bar.log_every=9", "`callbacks` has the keys interrupt_checkpoint, progress_bar"),
+        ("callbacks.progres_bar.log_every=9", "`callbacks` has the keys goodput, interrupt_checkpoint, progress_bar"),
         ("modle=tiny-llama", "the configuration has the keys backend, bank, "),
     ],
 )
@@ -113,7 +113,7 @@ def test_overlays_compose_and_the_command_line_wins(ask: Ask):
 
 def test_a_callback_is_deleted(ask: Ask):
     config = OmegaConf.create(ask("~callbacks.progress_bar", "--cfg", "job"))
-    assert set(config.callbacks) == {"interrupt_checkpoint"}
+    assert set(config.callbacks) == {"goodput", "interrupt_checkpoint"}
 
 
 def test_a_folder_of_settings_brings_options_and_what_holds_on_this_machine(ask: Ask):
