@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import signal
 
@@ -76,7 +77,7 @@ def test_what_is_torn_is_passed_over(ended, tmp_path, caplog):
     checkpoints = tmp_path / "checkpoints"
     shutil.copytree(ended / "run" / "checkpoints", checkpoints)
     store, last = checkpoints / "store", checkpoints / "last.ckpt"
-    assert newest(store) == last and not caplog.records
+    assert newest(store) == last and not [record for record in caplog.records if record.levelno >= logging.WARNING]
     whole = last.read_bytes()
     last.write_bytes(whole[: len(whole) // 2])
     assert newest(store) == store / "restored.ckpt" and "last.ckpt is cut off" in caplog.text
