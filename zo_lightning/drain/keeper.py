@@ -58,7 +58,8 @@ class DrainKeeper:
         self._traffic = Traffic()
         self._capture: Capture | None = None
         self._windows: Windows | None = None
-        self._intervals: list[float] = []
+        self._intervals: list[float] = []  # of the warm-up
+        self._elapsed = 0.0
         self._seconds, self._waited, self._steps, self._hooked = 0.0, 0.0, 0, 0
         self._since, self._skipped = 0, 0
         self._logged = Report()
@@ -155,7 +156,7 @@ class DrainKeeper:
     def status(self) -> dict[str, float]:
         """Numbers for the log. ``tax`` is the share of the other time that was spent here."""
         total, steps = self.attendant.total, max(self._steps, 1)
-        others = sum(self._intervals) - self._seconds
+        others = self._elapsed - self._seconds
         return {
             "saved_step": float(total.saved_step or 0),
             "verified_step": float(total.verified_step or 0),
@@ -219,7 +220,9 @@ class DrainKeeper:
         self._seconds += time.perf_counter() - started
 
     def _count_step(self, now: float) -> None:
-        self._intervals.append(now - self._ended)
+        self._elapsed += now - self._ended
+        if self.plan is None:
+            self._intervals.append(now - self._ended)
         self._global_step, self._ended = self._trainer.global_step, now
         self._since += 1
         self._steps += self._windows is not None

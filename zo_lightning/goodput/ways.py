@@ -87,20 +87,11 @@ def fits_slack(known: FirstOrder) -> bool:
 
 def goodput_of(known: Known, job: Job, tax: Interval, form: Callable[[Job], Shares]) -> Interval:
     """Goodput, and what it is where all that was measured is at its worse or its better end."""
-    worse = replace(
-        job,
-        step_seconds=known.step.high,
-        mtbf_hours=known.mtbf.low / 3600,
-        detection_seconds=0.0,
-        relaunch_seconds=known.restart.high,
-        tax=tax.high,
-    )
-    better = replace(
-        job,
-        step_seconds=known.step.low,
-        mtbf_hours=known.mtbf.high / 3600,
-        detection_seconds=0.0,
-        relaunch_seconds=known.restart.low,
-        tax=tax.low,
-    )
-    return Interval(form(job).goodput, form(worse).goodput, form(better).goodput)
+
+    def at(step: float, mtbf: float, restart: float, tax: float) -> float:
+        end = replace(job, step_seconds=step, mtbf_hours=mtbf / 3600, tax=tax, detection_seconds=0.0)
+        return form(replace(end, relaunch_seconds=restart)).goodput
+
+    step, mtbf, restart = known.step, known.mtbf, known.restart
+    worse = at(step.high, mtbf.low, restart.high, tax.high)
+    return Interval(form(job).goodput, worse, at(step.low, mtbf.high, restart.low, tax.low))
